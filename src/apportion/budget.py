@@ -1,0 +1,70 @@
+"""What is to be protected and how well: the budget, the unit of privacy, and data declared public."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from apportion import validate
+from apportion.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Record:
+    """The unit of privacy is one record: one row of the training data.
+
+    Neighbouring data sets differ by adding or removing one record. If a person owns several records, the guarantee for the
+    person is weaker than the one stated for a record.
+    """
+
+    name = "record"
+    neighbours = "add or remove one record"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """The guarantee asked for: (ε, δ)-differential privacy for one unit.
+
+    For all neighbouring data sets D, D′ and every set S of results: P[M(D) ∈ S] ≤ e^ε · P[M(D′) ∈ S] + δ.
+
+    None of the three has a default: how much privacy to give up, and whose, is the decision of the person who trains.
+    """
+
+    epsilon: float
+    delta: float
+    unit: Record
+
+    def __post_init__(self) -> None:
+        validate.positive("epsilon", self.epsilon, "it is the privacy loss to be spent", "Try epsilon=3.0")
+        validate.in_open_unit(
+            "delta", self.delta, "it is the probability that the bound fails", "Use less than 1/population, e.g. delta=1e-5"
+        )
+        if not isinstance(self.unit, Record):
+            raise InvalidArgument(
+                "unit",
+                self.unit,
+                "it must say whom the guarantee protects; a guarantee for a row is not one for a person with many rows",
+                "Pass unit=apportion.Record() to protect single records",
+            )
+
+    def warn_if_weak(self, population: float) -> None:
+        """Warn when δ > 1/population: publishing one whole record at random would satisfy such a guarantee."""
+        if self.delta > 1 / population:
+            warnings.warn(
+                f"delta={self.delta:g} is larger than 1/population={1 / population:.2g}: publishing one record chosen at random "
+                f"would satisfy it. Use delta <= {0.1 / population:.1g}.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+
+@dataclass(frozen=True)
+class Public:
+    """Data declared to need no protection at all.
+
+    Evaluation, search, validation and probes accept nothing else. A held-out part of the private records is *not* public,
+    unless whoever owns those records says that anything about them may be published.
+    """
+
+    data: Any

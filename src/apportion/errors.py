@@ -1,0 +1,42 @@
+"""Every error that Apportion raises on purpose.
+
+    ApportionError
+     ├── InvalidArgument     a value that cannot be right (also a ValueError)
+     ├── UnsupportedModel    a layer or loss without a gradient of its own for each record
+     ├── BudgetExhausted     a release that the declared plan does not cover
+     ├── WrongOrder          the training loop of a person called things in an order that breaks the guarantee
+     └── DataNotFound        a data set that is not on this machine
+
+The command line prints any of these as one line and exits with code 2. A message names what was asked, what was found, why
+it matters and what to do instead.
+"""
+
+from __future__ import annotations
+
+
+class ApportionError(Exception):
+    """Base of all deliberate errors."""
+
+
+class InvalidArgument(ApportionError, ValueError):
+    """`argument=value` is refused; nothing has been trained and nothing charged."""
+
+    def __init__(self, argument: str, value: object, reason: str, fix: str):
+        self.argument, self.value, self.reason, self.fix = argument, value, reason, fix
+        super().__init__(f"{argument}={value!r}: {reason}. {fix}.")
+
+
+class UnsupportedModel(ApportionError):
+    """The model or the loss mixes records, so that no record has a gradient of its own to clip."""
+
+
+class BudgetExhausted(ApportionError):
+    """A release was asked for that no unspent token of the plan covers. It was refused before any record was read."""
+
+
+class WrongOrder(ApportionError, RuntimeError):
+    """A step of a hand-written training loop is missing, doubled or out of place."""
+
+
+class DataNotFound(ApportionError):
+    """A data set was asked for that none of the known places holds."""

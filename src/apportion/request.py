@@ -1,0 +1,140 @@
+"""One private question, its noisy answer and its price: the heart of the house.
+
+A `Request` is frozen. The curator executes it; the `Event` that is charged is derived from the same object by
+`Request.event()`. There is no second copy of a threshold or of a noise multiplier anywhere, so what is executed is what is
+accounted. This file imports no torch, so that every room may import it.
+
+**Price of a request.** Let release j have L2 sensitivity Δ_j (how far one record can move it) and noise of standard deviation
+s_j on every coordinate. Divide each release by its s_j: one record then moves the concatenation by at most
+√(Σ_j (Δ_j/s_j)²) = 1/z. So all of it together is one Gaussian mechanism with multiplier z, and on a fresh Poisson batch with
+rate q it is dominated by the subsampled Gaussian (q, z). A request fixes z and gives every release a *share* w_j of it,
+s_j = z·Δ_j/√w_j with Σ_j w_j = 1, which makes the sum above exactly 1/z² for any thresholds: thresholds may follow released
+values, the multiplier may not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from apportion import validate
+from apportion.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FLOAT32_HEADROOM = 1e-4
+"""How far rounding may push a clipped record beyond its threshold, relatively. Tests measure the real excess (about 1e-6)."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What the accountant sees of a request: a Poisson-subsampled Gaussian with rate q and noise multiplier z."""
+
+    sample_rate: float
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        validate.probability("sample_rate", self.sample_rate, "it is a probability", "Use batch_size / population")
+        validate.positive(
+            "noise_multiplier",
+            self.noise_multiplier,
+            "without noise no finite epsilon holds",
+            "Leave noise uncalibrated to have it solved from the budget",
+        )
+
+    def covers(self, other: Event) -> bool:
+        """Whether `other` is dominated by this event: its rate is no larger and its multiplier no smaller."""
+        return other.sample_rate <= self.sample_rate and other.noise_multiplier >= self.noise_multiplier
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """Release Σ_i g_i·min(1, C/‖g_i‖) over a group of parameters, where g_i is record i's gradient on that group.
+
+    Args:
+        threshold: C. One record contributes a vector of norm at most C·(1 + headroom).
+        parameters: names of the parameters in the group; `None` means all that are trained.
+        share: w, the part of the request's budget z⁻² that this release uses.
+        headroom: h, the declared rounding error of clipping; it enlarges the noise, so that the stated z holds.
+
+    Guarantee: adding or removing one record changes the sum by at most `sensitivity` in L2 norm.
+    """
+
+    threshold: float
+    parameters: tuple[str, ...] | None = None
+    share: float = 1.0
+    headroom: float = FLOAT32_HEADROOM
+
+    def __post_init__(self) -> None:
+        validate.positive("threshold", self.threshold, "it bounds what one record can do", "Try threshold=1.0")
+        validate.probability("share", self.share, "it is a part of the request's budget", "Shares must add up to 1")
+        validate.non_negative("headroom", self.headroom, "it is a relative rounding error", "Use 1e-4 for float32")
+
+    @property
+    def sensitivity(self) -> float:
+        return self.threshold * (1 + self.headroom)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that is asked of one Poisson batch.
+
+    Args:
+        sample_rate: q, the probability with which each record joins the batch, independently of all others.
+        noise_multiplier: z, the multiplier of all releases of this batch together (see the module's text).
+        expected_batch_size: q·population, the public constant by which the noisy sum is divided. Never the realised size,
+            which is private.
+        releases: the clipped sums. Their parameter groups are disjoint and their shares add up to 1.
+    """
+
+    sample_rate: float
+    noise_multiplier: float
+    expected_batch_size: float
+    releases: tuple[ClippedSum, ...]
+
+    def __post_init__(self) -> None:
+        self.event()  # validates the rate and the multiplier
+        validate.positive(
+            "expected_batch_size", self.expected_batch_size, "the noisy sum is divided by it", "Use sample_rate * population"
+        )
+        total = math.fsum(release.share for release in self.releases)
+        if not self.releases or not math.isclose(total, 1.0, rel_tol=1e-9):
+            raise InvalidArgument(
+                "releases",
+                [release.share for release in self.releases],
+                "the shares of one batch must add up to 1, or the stated multiplier would not be the executed one",
+                "Divide each share by their sum",
+            )
+        named = [name for release in self.releases for name in release.parameters or ("*",)]
+        if len(set(named)) != len(named) or ("*" in named and len(named) > 1):
+            raise InvalidArgument(
+                "releases", named, "a parameter stands in two groups, so its gradient would be released twice", "Use disjoint groups"
+            )
+
+    def event(self) -> Event:
+        """The price of this request. The only source of what is charged."""
+        return Event(sample_rate=self.sample_rate, noise_multiplier=self.noise_multiplier)
+
+    def standard_deviation(self, release: ClippedSum) -> float:
+        """s = z·Δ/√w: the noise on every coordinate of the *sum* that `release` asks for."""
+        return self.noise_multiplier * release.sensitivity / math.sqrt(release.share)
+
+
+@dataclass(frozen=True)
+class Released:
+    """The noisy answer to a request. Safe to look at, to log and to publish.
+
+    Args:
+        request: what was asked (public).
+        gradient: for each trained parameter, (clipped sum + noise) / expected batch size.
+    """
+
+    request: Request
+    gradient: Mapping[str, Tensor]
+
+    def __repr__(self) -> str:  # a gradient of a million numbers is no help in a traceback
+        names: Any = list(self.gradient)
+        return f"Released(request={self.request!r}, gradient of {names})"

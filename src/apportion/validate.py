@@ -1,0 +1,74 @@
+"""One place that turns a bad number into a clear `InvalidArgument`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+from apportion.errors import InvalidArgument
+
+
+def _number(argument: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        try:
+            converted = float(value.item())  # a NumPy or torch scalar
+        except (AttributeError, TypeError, ValueError):
+            raise InvalidArgument(argument, value, "a number is needed", f"Pass {argument} as a float") from None
+        if isinstance(value, bool):
+            raise InvalidArgument(argument, value, "a number is needed", f"Pass {argument} as a float")
+        value = converted
+    if math.isnan(value):
+        raise InvalidArgument(argument, value, "it is not a number", "Check where the value comes from")
+    return float(value)
+
+
+def positive(argument: str, value: Any, why: str, fix: str) -> float:
+    """Return `value` if 0 < value < ∞."""
+    number = _number(argument, value)
+    if not 0 < number < math.inf:
+        raise InvalidArgument(argument, value, f"it must be positive and finite, because {why}", fix)
+    return number
+
+
+def non_negative(argument: str, value: Any, why: str, fix: str) -> float:
+    """Return `value` if 0 ≤ value < ∞."""
+    number = _number(argument, value)
+    if not 0 <= number < math.inf:
+        raise InvalidArgument(argument, value, f"it must be at least 0 and finite, because {why}", fix)
+    return number
+
+
+def in_open_unit(argument: str, value: Any, why: str, fix: str) -> float:
+    """Return `value` if 0 < value < 1."""
+    number = _number(argument, value)
+    if not 0 < number < 1:
+        raise InvalidArgument(argument, value, f"it must lie strictly between 0 and 1, because {why}", fix)
+    return number
+
+
+def probability(argument: str, value: Any, why: str, fix: str) -> float:
+    """Return `value` if 0 < value ≤ 1."""
+    number = _number(argument, value)
+    if not 0 < number <= 1:
+        raise InvalidArgument(argument, value, f"it must lie in (0, 1], because {why}", fix)
+    return number
+
+
+def whole(argument: str, value: Any, why: str, fix: str, *, least: int = 1) -> int:
+    """Return `value` as an int if it is a whole number ≥ `least`."""
+    number = _number(argument, value)
+    if not math.isfinite(number) or number != int(number) or number < least:
+        raise InvalidArgument(argument, value, f"it must be a whole number of at least {least}, because {why}", fix)
+    return int(number)
+
+
+def known(argument: str, value: str, choices: Iterable[str], reason: str = "there is no such name") -> str:
+    """Return `value` if it is one of `choices`; otherwise say which name is closest."""
+    names = sorted(choices)
+    if value in names:
+        return value
+    close = get_close_matches(str(value), names, n=1, cutoff=0.5)
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    raise InvalidArgument(argument, value, reason, f"{hint}Choose from: {', '.join(names)}")
