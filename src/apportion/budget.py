@@ -38,7 +38,10 @@ class Budget:
     def __post_init__(self) -> None:
         validate.positive("epsilon", self.epsilon, "it is the privacy loss to be spent", "Try epsilon=3.0")
         validate.in_open_unit(
-            "delta", self.delta, "it is the probability that the bound fails", "Use less than 1/population, e.g. delta=1e-5"
+            "delta",
+            self.delta,
+            "it is the probability that the bound fails",
+            "Use less than 1/population, e.g. delta=1e-5",
         )
         if not isinstance(self.unit, Record):
             raise InvalidArgument(

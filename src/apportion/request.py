@@ -98,7 +98,10 @@ class Request:
     def __post_init__(self) -> None:
         self.event()  # validates the rate and the multiplier
         validate.positive(
-            "expected_batch_size", self.expected_batch_size, "the noisy sum is divided by it", "Use sample_rate * population"
+            "expected_batch_size",
+            self.expected_batch_size,
+            "the noisy sum is divided by it",
+            "Use sample_rate * population",
         )
         total = math.fsum(release.share for release in self.releases)
         if not self.releases or not math.isclose(total, 1.0, rel_tol=1e-9):
@@ -111,7 +114,10 @@ class Request:
         named = [name for release in self.releases for name in release.parameters or ("*",)]
         if len(set(named)) != len(named) or ("*" in named and len(named) > 1):
             raise InvalidArgument(
-                "releases", named, "a parameter stands in two groups, so its gradient would be released twice", "Use disjoint groups"
+                "releases",
+                named,
+                "a parameter stands in two groups, so its gradient would be released twice",
+                "Use disjoint groups",
             )
 
     def event(self) -> Event:

@@ -11,17 +11,16 @@ from apportion.errors import InvalidArgument
 
 
 def _number(argument: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        try:
-            converted = float(value.item())  # a NumPy or torch scalar
-        except (AttributeError, TypeError, ValueError):
-            raise InvalidArgument(argument, value, "a number is needed", f"Pass {argument} as a float") from None
+    try:
+        number = value if isinstance(value, (int, float)) else value.item()  # a NumPy or torch scalar
         if isinstance(value, bool):
-            raise InvalidArgument(argument, value, "a number is needed", f"Pass {argument} as a float")
-        value = converted
-    if math.isnan(value):
+            raise TypeError
+        number = float(number)
+    except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError):
+        raise InvalidArgument(argument, value, "a number is needed", f"Pass {argument} as a number") from None
+    if math.isnan(number):
         raise InvalidArgument(argument, value, "it is not a number", "Check where the value comes from")
-    return float(value)
+    return number
 
 
 def positive(argument: str, value: Any, why: str, fix: str) -> float:

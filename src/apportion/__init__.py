@@ -1,0 +1,81 @@
+"""Apportion: adaptive differentially private training on PyTorch.
+
+Tier 1, we own the loop:       `train`
+Tier 2, your own loop:         `make_private`
+Tier 3, the parts:             `apportion.accounting`, `apportion.curator`, `apportion.strategies`
+
+Names are imported when they are first used, so that `import apportion` and the command line's `--help` do not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from apportion.budget import Budget, Public, Record
+from apportion.errors import (
+    ApportionError,
+    BudgetExhausted,
+    DataNotFound,
+    InvalidArgument,
+    UnsupportedModel,
+    WrongOrder,
+)
+
+if TYPE_CHECKING:
+    from apportion.curator.compatibility import check
+    from apportion.curator.curator import Execution
+    from apportion.curator.repair import fix
+    from apportion.strategies import clip, noise, recipes
+    from apportion.training.private import make_private
+    from apportion.training.run import Run
+    from apportion.training.train import train
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ApportionError",
+    "Budget",
+    "BudgetExhausted",
+    "DataNotFound",
+    "Execution",
+    "InvalidArgument",
+    "Public",
+    "Record",
+    "Run",
+    "UnsupportedModel",
+    "WrongOrder",
+    "check",
+    "clip",
+    "fix",
+    "make_private",
+    "noise",
+    "recipes",
+    "train",
+]
+
+_LAZY = {
+    "Execution": ("apportion.curator.curator", "Execution"),
+    "Run": ("apportion.training.run", "Run"),
+    "check": ("apportion.curator.compatibility", "check"),
+    "clip": ("apportion.strategies.clip", None),
+    "fix": ("apportion.curator.repair", "fix"),
+    "make_private": ("apportion.training.private", "make_private"),
+    "noise": ("apportion.strategies.noise", None),
+    "recipes": ("apportion.strategies.recipes", None),
+    "train": ("apportion.training.train", "train"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'apportion' has no attribute {name!r}")
+    module_name, attribute = _LAZY[name]
+    module = importlib.import_module(module_name)
+    value = module if attribute is None else getattr(module, attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,66 @@
+"""The account of one run: which events were declared, which are spent, and what that costs.
+
+The rule is the simplest valid one: a **plan**. All (q_t, z_t) are declared before any record is read; each request takes the
+next token, and may be charged against it only if the token covers it. So the ε of the whole plan bounds whatever happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from apportion.accounting.accountant import Accountant, count_events
+from apportion.accounting.ledger import Ledger
+from apportion.budget import Budget
+from apportion.errors import BudgetExhausted
+from apportion.request import Event
+
+
+class Account:
+    """Spends the tokens of a plan, one for each request, and writes every charge to the ledger first.
+
+    Args:
+        budget: the guarantee asked for.
+        tokens: the declared events, in order.
+        accountant: prices them.
+        ledger: where charges become durable. It must be new: one ledger, one run.
+    """
+
+    def __init__(self, budget: Budget, tokens: Sequence[Event], accountant: Accountant, ledger: Ledger):
+        self.budget, self.accountant, self.ledger = budget, accountant, ledger
+        self._tokens = tuple(tokens)
+        self._spent = 0
+
+    @property
+    def spent(self) -> int:
+        """How many tokens were spent."""
+        return self._spent
+
+    @property
+    def left(self) -> int:
+        """How many tokens are left."""
+        return len(self._tokens) - self._spent
+
+    def charge(self, event: Event) -> None:
+        """Spend the next token on `event`. Refused, with nothing written, if there is none or it does not cover the event."""
+        if not self.left:
+            raise BudgetExhausted(
+                f"the plan's {len(self._tokens)} steps are spent, and with them epsilon={self.planned_epsilon():.4g} "
+                f"of the budget's {self.budget.epsilon:g}. Plan more steps from the start to train longer."
+            )
+        token = self._tokens[self._spent]
+        if not token.covers(event):
+            raise BudgetExhausted(
+                f"step {self._spent + 1} asks for sample_rate={event.sample_rate:g}, noise_multiplier="
+                f"{event.noise_multiplier:.6g}, but the plan declared {token.sample_rate:g} and {token.noise_multiplier:.6g}. "
+                "Only less sampling or more noise than declared is covered."
+            )
+        self.ledger.append(event)
+        self._spent += 1
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """ε of what was charged so far, at `delta` (the budget's by default). Reading it changes nothing."""
+        return self.accountant.epsilon(self.ledger.counts(), self.budget.delta if delta is None else delta)
+
+    def planned_epsilon(self, delta: float | None = None) -> float:
+        """ε of the whole plan: the guarantee, also for a run that was stopped early."""
+        return self.accountant.epsilon(count_events(self._tokens), self.budget.delta if delta is None else delta)

@@ -1,0 +1,126 @@
+"""`apportion compare`: several recipes side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from apportion.cli import options
+from apportion.cli.output import print_error_stream, show_results, summary_of_run
+
+
+def compare(
+    file: Annotated[
+        str | None, typer.Argument(help="A TOML file, or the name of a packaged one: demo.", show_default=False)
+    ] = None,
+    data: options.Data = None,
+    model: options.Model = None,
+    recipe: Annotated[
+        list[str] | None, typer.Option(help="Repeatable: non-private, abadi, lin-decay.", show_default="all")
+    ] = None,
+    settings: options.Settings = None,
+    epsilon: options.Epsilon = None,
+    delta: options.Delta = None,
+    unit: options.Unit = None,
+    population: options.Population = None,
+    sample_rate: options.SampleRate = None,
+    steps: options.Steps = None,
+    epochs: options.Epochs = None,
+    batch_size: options.BatchSize = None,
+    lr: options.LearningRate = None,
+    optimizer: options.Optimizer = None,
+    micro_batch: options.MicroBatch = None,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(help="Repeatable; makes runs reproducible and NOT private.", show_default="secret noise, one run"),
+    ] = None,
+    data_dir: options.DataDir = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for report and runs.", show_default="runs/NAME")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train several recipes on one data set and write report.html and results.json.
+
+    Options override the file. On published benchmark data δ, unit and population have defaults; on your own data they must be
+    said.
+
+    Examples: apportion compare demo --epsilon 1; apportion compare --data digits --recipe abadi --epsilon 3
+    """
+    from apportion.lab.compare import compare as run_comparison
+    from apportion.lab.defaults import with_benchmark_budget, with_training_defaults
+    from apportion.lab.experiments import find
+    from apportion.lab.settings import experiment, read_file
+
+    values = options.given(
+        data=data,
+        model=model,
+        epsilon=epsilon,
+        delta=delta,
+        unit=unit,
+        population=population,
+        sample_rate=sample_rate,
+        steps=steps,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        optimizer=optimizer,
+        micro_batch=micro_batch,
+        seeds=seed or None,
+    )
+    from_file = read_file(find(file)) if file is not None else {}
+    values = _override(from_file, values)
+    values.setdefault("data", "digits")
+    values["recipe"] = _recipes(from_file.get("recipe"), recipe, options.parse_settings(settings))
+    plan = experiment(with_benchmark_budget(with_training_defaults(values)))
+    plan.check()
+    folder = out or Path("runs") / (
+        Path(file).stem if file else f"compare-{plan.data}".replace(":", "-").replace("/", "-")
+    )
+    print_error_stream(f"{plan.title}: {', '.join(choice.name for choice in plan.recipe)} on {plan.data}")
+
+    def announce(run: dict[str, Any]) -> None:
+        spent = "no privacy" if run["epsilon"] is None else f"ε = {run['epsilon']:.3f}"
+        print_error_stream(
+            f"{run['recipe']:<12} {run['test_accuracy'] or 0:.1%} accuracy, {spent}, {run['seconds']:.1f} s"
+        )
+
+    results = run_comparison(plan, folder, data_dir=data_dir, progress=True, announce=announce)
+    show_results(results, folder, as_json=as_json)
+    if as_json:
+        typer.echo(json.dumps({**results, "runs": [summary_of_run(run) for run in results["runs"]]}))
+
+
+def _override(from_file: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """What was said on the command line replaces the file's value, and the other form of it."""
+    merged = {key: value for key, value in from_file.items() if key != "recipe"}
+    for one, other in (("steps", "epochs"), ("sample_rate", "batch_size")):
+        if one in said or other in said:
+            merged.pop(one, None)
+            merged.pop(other, None)
+    return merged | said
+
+
+def _recipes(from_file: Any, chosen: list[str] | None, settings: dict[str, Any]) -> Any:
+    """The file's recipes, or the chosen ones; each setting goes to every recipe that has such a parameter."""
+    from apportion import validate
+    from apportion.strategies.recipes import RECIPES, named
+
+    choices = from_file if from_file is not None and not chosen else [{"name": name} for name in chosen or RECIPES]
+    if not isinstance(choices, list):
+        return choices  # the file is wrong; the settings say how
+    for key, value in settings.items():
+        role, _, parameter = key.partition(".")
+        validate.known(f"set {key}", role, ("clip", "noise"), "it names no role")
+        takers = [
+            choice
+            for choice in choices
+            if isinstance(choice, dict) and parameter in named(str(choice.get("name"))).parameters(role)
+        ]
+        if not takers:
+            everything = {name for choice in choices for name in named(str(choice.get("name"))).parameters(role)}
+            validate.known(f"set {key}", parameter, everything, "no recipe of this comparison has such a parameter")
+        for choice in takers:
+            choice[role] = {**choice.get(role, {}), parameter: value}
+    return choices

@@ -1,0 +1,69 @@
+"""The command `apportion`. Heavy imports happen inside the commands, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Annotated, Any
+
+import typer
+
+from apportion import __version__
+from apportion.cli import data
+from apportion.cli.check import check
+from apportion.cli.compare import compare
+from apportion.cli.report import report
+from apportion.cli.train import train
+from apportion.errors import ApportionError
+
+app = typer.Typer(
+    name="apportion",
+    help="Train models under differential privacy, and spend the budget where it buys the most accuracy.",
+    epilog="Start with: apportion compare demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(train)
+app.command()(compare)
+app.command()(report)
+app.command()(check)
+app.add_typer(data.app, name="data")
+
+# Some versions of typer carry their own copy of click, so its base error is found by name.
+_CommandLineError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line. Deliberate errors are one line on standard error and exit code 2."""
+    warnings.showwarning = _one_line
+    try:
+        code = app(args=arguments, standalone_mode=False)
+    except ApportionError as error:
+        _fail(str(error))
+    except _CommandLineError as error:
+        _fail(error.format_message())
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> None:
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    sys.exit(2)
+
+
+def _one_line(message: Warning | str, *_: Any, **__: Any) -> None:
+    print("warning:", " ".join(str(message).split()), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The options that `train` and `compare` share, and how they become settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from apportion.errors import InvalidArgument
+
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="Built-in name (`apportion data list`), folder:PATH, or your own module:function.", show_default=False
+    ),
+]
+Model = Annotated[
+    str | None, typer.Option(help="linear, mlp, cnn, lstm, embedding, or your own module:function.", show_default=False)
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="ROLE.PARAMETER=VALUE", help="A hyper-parameter, e.g. clip.threshold=0.5. Repeatable."
+    ),
+]
+Epsilon = Annotated[float | None, typer.Option(help="ε, the privacy loss to spend.", show_default=False)]
+Delta = Annotated[float | None, typer.Option(help="δ, below 1/population.", show_default=False)]
+Unit = Annotated[str | None, typer.Option(help="Whom the guarantee protects: record.", show_default=False)]
+Population = Annotated[
+    int | None, typer.Option(help="Declared number of records: a public figure, never counted.", show_default=False)
+]
+SampleRate = Annotated[
+    float | None, typer.Option(help="q, the probability of a record to join a batch.", show_default=False)
+]
+Steps = Annotated[int | None, typer.Option(help="Number of updates.", show_default=False)]
+Epochs = Annotated[
+    float | None, typer.Option(help="Instead of --steps; an epoch is round(1/q) steps.", show_default=False)
+]
+BatchSize = Annotated[
+    int | None, typer.Option(help="Instead of --sample-rate: expected batch size.", show_default=False)
+]
+LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate.", show_default=False)]
+Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum, adam, adamw or rmsprop.", show_default=False)]
+MicroBatch = Annotated[
+    int | None, typer.Option(help="Records held in memory at a time; changes no result.", show_default=False)
+]
+DataDir = Annotated[Path | None, typer.Option(help="A place to look for data before all others.", show_default=False)]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print JSON on the last line of standard output, all else elsewhere.")
+]
+
+
+def parse_settings(settings: list[str] | None) -> dict[str, Any]:
+    """["clip.threshold=0.5"] → {"clip.threshold": 0.5}."""
+    parsed: dict[str, Any] = {}
+    for setting in settings or ():
+        key, equals, text = setting.partition("=")
+        role, dot, parameter = key.partition(".")
+        if not (equals and dot and role and parameter and text):
+            raise InvalidArgument(
+                "set", setting, "it is not of the form ROLE.PARAMETER=VALUE", "Try --set clip.threshold=0.5"
+            )
+        parsed[key] = _value(text)
+    return parsed
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were said."""
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,67 @@
+"""What people see: a table of results, where to look, and what to try next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_people = Console(stderr=True, highlight=False)
+
+
+def print_error_stream(line: str) -> None:
+    """Tell a person something without disturbing what a script reads."""
+    if line:
+        _people.print(line, markup=False)
+
+
+def summary_of_run(run: dict[str, Any]) -> dict[str, Any]:
+    """A run without its history, which is in results.json."""
+    return {key: value for key, value in run.items() if key != "history"}
+
+
+def show_results(results: dict[str, Any], folder: Path, *, as_json: bool) -> None:
+    """Write results.json and report.html into `folder`, print the table, say where to look and what to try next."""
+    from apportion.lab.report import write_report
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_report(results, folder / "report.html")
+    console = _people if as_json else Console(highlight=False)
+    table = Table(title=results["title"])
+    for heading in ("recipe", "ε spent", "δ", "test accuracy", "steps", "seconds"):
+        table.add_column(heading, justify="left" if heading == "recipe" else "right")
+    for cell in results["cells"]:
+        deviation = cell["test_accuracy_std"]
+        table.add_row(
+            cell["recipe"],
+            "no privacy" if cell["epsilon"] is None else f"{cell['epsilon']:.3f} of {cell['target_epsilon']:g}",
+            "" if cell["delta"] is None else f"{cell['delta']:g}",
+            _percent(cell["test_accuracy"]) + ("" if deviation is None else f" ± {100 * deviation:.1f}"),
+            str(cell["steps"]),
+            f"{cell['seconds']:.1f}",
+        )
+    console.print(table)
+    if any(run["epsilon"] is not None and not run["private"] for run in results["runs"]):
+        console.print("A seed was given: these runs are reproducible and NOT private.")
+    console.print(f"Look at   {folder / 'report.html'}   (numbers: {folder / 'results.json'})", soft_wrap=True)
+    for line in _next_steps(results):
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def _next_steps(results: dict[str, Any]) -> list[str]:
+    data = results["runs"][0]["data"]
+    population = results["runs"][0]["population"]
+    return [
+        f"Try next  apportion compare --data {data} --epsilon 1 --recipe abadi --recipe lin-decay",
+        f"          apportion train --data {data} --recipe lin-decay --epsilon 3 --delta 1e-5 --unit record "
+        f"--population {population}",
+        "          apportion data list   and   apportion --help",
+    ]
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f} %"

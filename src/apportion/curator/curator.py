@@ -1,0 +1,148 @@
+"""The curator: charges, draws, clips, sums, adds noise, releases. In that order, and never one without the others.
+
+Order of one request:
+
+1. the request is checked against the model (nothing has happened yet if it does not fit);
+2. its event is charged and durable;
+3. the coins are tossed: a fresh Poisson batch for this request alone;
+4. micro-batches are clipped and summed;
+5. noise is added once, the sum is divided by the declared expected batch size, and the result is handed out once.
+
+An exception after step 2 burns the charge: nothing is ever refunded, and a draw is never repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from apportion import validate
+from apportion.curator import mechanisms
+from apportion.curator.clipping import Rows, clipped_sums, group_names
+from apportion.curator.gradients.reference import ReferenceGradients, trained_parameters
+from apportion.curator.randomness import Randomness, Stream
+from apportion.curator.records import Batch, Records
+from apportion.curator.sampling import poisson_draw
+from apportion.errors import InvalidArgument, WrongOrder
+from apportion.request import Event, Released, Request
+
+LossFunction = Callable[[Any, Any], Tensor]
+
+
+class Charges(Protocol):
+    """Whoever keeps the books: must refuse or record an event durably before it returns."""
+
+    def charge(self, event: Event) -> None: ...
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What can change speed and memory but never the guarantee.
+
+    Args:
+        micro_batch: records whose gradients are held at one time.
+    """
+
+    micro_batch: int = 256
+
+    def __post_init__(self) -> None:
+        validate.whole(
+            "micro_batch", self.micro_batch, "it is a number of records", "Use a smaller one if memory runs out"
+        )
+
+
+class Draw:
+    """One open request: a Poisson batch that is being summed. Lives inside the trust boundary."""
+
+    def __init__(self, request: Request, batches: Iterator[Batch], engine: ReferenceGradients, noise: Stream):
+        self.request = request
+        self._batches, self._noise = batches, noise
+        self._trained = trained_parameters(engine.model)
+        self._sums = {
+            name: torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)
+            for name, parameter in self._trained.items()
+        }
+        self._released = False
+
+    def micro_batches(self) -> Iterator[Batch]:
+        """The batch in pieces. It can be walked through once; an empty draw has no piece."""
+        return self._batches
+
+    def add(self, rows: Rows) -> None:
+        """Clip the gradients of a micro-batch and add them to the sum."""
+        with torch.no_grad():
+            for name, part in clipped_sums(rows, self.request.releases).items():
+                self._sums[name] += part
+
+    def release(self) -> Released:
+        """(Σ clipped + N(0, s²)) / expected batch size, once. After this the batch is gone."""
+        if self._released:
+            raise WrongOrder("this draw was released already: one request has one answer")
+        self._released = True
+        gradient = {}
+        for release in self.request.releases:
+            deviation = self.request.standard_deviation(release)
+            for name in group_names(release, list(self._trained)):
+                noisy = mechanisms.gaussian(self._sums[name], deviation, self._noise)
+                gradient[name] = (noisy / self.request.expected_batch_size).to(self._trained[name].dtype)
+        self._sums.clear()
+        return Released(request=self.request, gradient=gradient)
+
+
+class Curator:
+    """Holds the private records and answers requests about the gradient of a model on them.
+
+    Args:
+        records: the private records.
+        engine: computes per-record gradients of the model that is being trained.
+        charges: who is told of every event, before it happens.
+        randomness: where coins and noise come from.
+        execution: memory knobs.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        engine: ReferenceGradients,
+        charges: Charges,
+        randomness: Randomness,
+        execution: Execution | None = None,
+    ):
+        self._records, self._engine, self._charges, self._randomness = records, engine, charges, randomness
+        self._execution = execution or Execution()
+
+    def open(self, request: Request) -> Draw:
+        """Charge `request`, then toss its coins. For loops that compute the gradients themselves."""
+        self._require_all_parameters(request)
+        self._charges.charge(request.event())
+        streams = self._randomness.next_draw()
+        members = poisson_draw(len(self._records), request.sample_rate, streams.coins)
+        size = self._execution.micro_batch
+        batches = (self._records.batch(members[start : start + size]) for start in range(0, len(members), size))
+        return Draw(request, batches, self._engine, streams.noise)
+
+    def answer(self, request: Request, loss_fn: LossFunction) -> Released:
+        """The noisy clipped gradient that `request` asks for."""
+        draw = self.open(request)
+        for inputs, targets in draw.micro_batches():
+            outputs = self._engine.forward(inputs)
+            self._engine.record_losses(loss_fn, outputs, targets).sum().backward()
+            draw.add(self._engine.rows())
+        return draw.release()
+
+    def _require_all_parameters(self, request: Request) -> None:
+        """Each trained parameter stands in exactly one group: none is updated without clipping and noise."""
+        trained = list(trained_parameters(self._engine.model))
+        asked = [name for release in request.releases for name in group_names(release, trained)]
+        if sorted(asked) != sorted(trained):
+            odd = sorted(set(asked) ^ set(trained))
+            raise InvalidArgument(
+                "releases",
+                odd,
+                "the groups of a request must hold every trained parameter once and nothing else",
+                "List them all",
+            )

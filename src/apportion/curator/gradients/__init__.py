@@ -1,0 +1,1 @@
+"""Per-record gradients: one file for each way of computing them."""

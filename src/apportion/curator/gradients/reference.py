@@ -1,0 +1,90 @@
+"""The reference engine: exact per-record gradients of any module by `torch.func`.
+
+Every record gets its own copy θ_i of the trained parameters (a view, not a copy in memory) and is evaluated alone, as a batch
+of one. The outputs are stacked, so any loss can follow, and one backward pass leaves in θ_i.grad the gradient of record i:
+∂L/∂θ_i. Because a record is evaluated alone, the forward pass cannot mix records by construction.
+
+`vmap` runs all records at once. Modules without a batching rule (LSTM, GRU, RNN) run one record after the other, in the mode
+`loop`: slower, equally exact. Memory is b × parameters for b records, which micro-batches bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from apportion.curator.tree import batch_size, call_arguments, map_tensors
+from apportion.errors import WrongOrder
+
+Mode = Literal["vmap", "loop"]
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that learn, each once even if it is tied, in the order of the model."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+class ReferenceGradients:
+    """`forward` a micro-batch, run any backward pass, then fetch the `rows`."""
+
+    def __init__(self, model: nn.Module, mode: Mode):
+        self.model, self.mode = model, mode
+        self._copies: list[Mapping[str, Tensor]] | None = None
+
+    def forward(self, inputs: Any) -> Any:
+        """The model's outputs for a batch, each record through its own copy of the parameters."""
+        size = batch_size(inputs)
+        trained = trained_parameters(self.model)
+        if self.mode == "vmap":
+            together = {
+                name: parameter.detach().expand(size, *parameter.shape).requires_grad_()
+                for name, parameter in trained.items()
+            }
+            self._copies = [together]
+            return vmap(self._alone, randomness="different")(together, inputs)
+        self._copies = [
+            {name: parameter.detach().unsqueeze(0).requires_grad_() for name, parameter in trained.items()}
+            for _ in range(size)
+        ]
+        outputs = [
+            self._alone(
+                {name: copy[0] for name, copy in copies.items()}, map_tensors(lambda tensor, i=i: tensor[i], inputs)
+            )
+            for i, copies in enumerate(self._copies)
+        ]
+        return map_tensors(lambda *tensors: torch.stack(tensors), *outputs)
+
+    def rows(self) -> dict[str, Tensor]:
+        """The gradients (b, *shape) of the micro-batch; a parameter that no record used has zeros. Can be fetched once."""
+        if self._copies is None:
+            raise WrongOrder("no forward pass is open: call the private model on the batch before the step")
+        copies, self._copies = self._copies, None
+        return {name: torch.cat([_gradient_of(copy[name]) for copy in copies]) for name in copies[0]}
+
+    def record_losses(self, loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
+        """The loss of every record alone, (b,). Alone, so that mean and sum are the same thing and nothing can be mixed."""
+
+        def alone(output: Any, target: Any) -> Tensor:
+            batch_of_one = map_tensors(lambda tensor: tensor.unsqueeze(0), (output, target))
+            return loss_fn(*batch_of_one).sum()
+
+        if self.mode == "vmap":
+            losses: Tensor = vmap(alone, randomness="different")(outputs, targets)
+            return losses
+        size = batch_size(outputs)
+        return torch.stack(
+            [alone(*map_tensors(lambda tensor, i=i: tensor[i], (outputs, targets))) for i in range(size)]
+        )
+
+    def _alone(self, parameters: Mapping[str, Tensor], record: Any) -> Any:
+        positional, named = call_arguments(map_tensors(lambda tensor: tensor.unsqueeze(0), record))
+        output = functional_call(self.model, dict(parameters), positional, named)
+        return map_tensors(lambda tensor: tensor.squeeze(0), output)
+
+
+def _gradient_of(copy: Tensor) -> Tensor:
+    return torch.zeros_like(copy) if copy.grad is None else copy.grad

@@ -1,0 +1,17 @@
+"""What noise is added. Every value that leaves the curator went through one of these functions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from apportion.curator.randomness import Stream
+
+
+def gaussian(exact_sum: Tensor, standard_deviation: float, noise: Stream) -> Tensor:
+    """exact_sum + N(0, s²·I), s = `standard_deviation`, in float64.
+
+    Guarantee: if one record moves `exact_sum` by at most Δ in L2 norm, this is a Gaussian mechanism with multiplier s/Δ.
+    """
+    normals = torch.from_numpy(noise.normals(exact_sum.numel())).reshape(exact_sum.shape)
+    return exact_sum.to(torch.float64) + standard_deviation * normals.to(exact_sum.device)

@@ -1,0 +1,98 @@
+"""Where random bits come from: a ChaCha20 key stream under a 256-bit key.
+
+torch's and NumPy's generators are predictable from their output, so neither the coins of a Poisson draw nor the noise may
+come from them: whoever predicts the coins undoes the amplification, whoever predicts the noise subtracts it.
+
+One `Randomness` has one key. Each draw has its own number and each purpose its own name, and every (purpose, number) has its
+own stream with the derived key BLAKE2b_key(purpose, number). A number is handed out once, so no bit is ever used twice, and
+neither micro-batches nor the number of records can shift the noise.
+
+Noise is a float64 Gaussian by the Box-Muller transform. Attacks on the low bits of floating-point noise are out of scope here;
+docs/known-limitations.md says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from numpy.typing import NDArray
+
+from apportion import validate
+
+KEY_BYTES = 32
+_CHUNK = 1 << 20  # normals made at a time, so that memory does not grow with the model
+
+
+class Stream:
+    """An endless sequence of uniform 64-bit words, and what is made of them."""
+
+    def __init__(self, key: bytes):
+        self._cipher: Any = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """The next `count` uniform 64-bit words."""
+        return np.frombuffer(self._cipher.update(bytes(8 * count)), dtype="<u8")
+
+    def coins(self, count: int, probability: float) -> NDArray[np.bool_]:
+        """`count` independent coins, each true with probability ⌊q·2⁶⁴⌋/2⁶⁴: never more than q."""
+        if probability >= 1:
+            return np.ones(count, dtype=bool)
+        return self.words(count) < np.uint64(int(probability * 2**64))  # exact: scaling by 2⁶⁴ does not round
+
+    def normals(self, count: int) -> NDArray[np.float64]:
+        """`count` independent standard normals, √(−2 ln u)·(cos 2πv, sin 2πv) with u in (0, 1], v in [0, 1)."""
+        result = np.empty(count)
+        for start in range(0, count, _CHUNK):
+            size = min(_CHUNK, count - start)
+            pairs = (size + 1) // 2
+            words = self.words(2 * pairs)
+            # u keeps all 64 bits, so that the tails reach 9.4 standard deviations; 53 bits would stop at 8.6.
+            radius = np.sqrt(-2 * np.log((words[:pairs].astype(np.float64) + 1) * 2.0**-64))
+            angle = (2 * np.pi * 2.0**-53) * (words[pairs:] >> np.uint64(11)).astype(np.float64)
+            both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+            result[start : start + size] = both[:size]
+        return result
+
+
+@dataclass(frozen=True)
+class DrawStreams:
+    """The random bits of one request: who is in the batch, and the noise on its answer. Fresh together."""
+
+    coins: Stream
+    noise: Stream
+
+
+class Randomness:
+    """The key of a run and the number of the next draw."""
+
+    def __init__(self, key: bytes, *, private: bool):
+        self._key = key
+        self._next_draw = 0
+        self.private = private
+
+    @classmethod
+    def fresh(cls) -> Randomness:
+        """A key from the operating system. It is stored nowhere and cannot be had again."""
+        return cls(os.urandom(KEY_BYTES), private=True)
+
+    @classmethod
+    def seeded(cls, seed: int) -> Randomness:
+        """A reproducible key for tests and experiments. Whoever knows the seed knows the noise: the run is not private."""
+        whole = validate.whole("seed", seed, "it names a reproducible run", "Use seed=0, or leave it out", least=0)
+        return cls(hashlib.blake2b(f"seed {whole}".encode(), digest_size=KEY_BYTES).digest(), private=False)
+
+    def next_draw(self) -> DrawStreams:
+        """Streams that no other draw has had or will have."""
+        number = self._next_draw
+        self._next_draw += 1
+        return DrawStreams(coins=self._stream("coins", number), noise=self._stream("noise", number))
+
+    def _stream(self, purpose: str, number: int) -> Stream:
+        message = f"{purpose} {number}".encode()
+        return Stream(hashlib.blake2b(message, key=self._key, digest_size=KEY_BYTES, person=b"apportion").digest())

@@ -1,0 +1,124 @@
+"""The private records, whatever they came as: tensors, NumPy arrays or a `Dataset`.
+
+A record is a pair (inputs, target). `inputs` is a tensor, or a tuple or dict of tensors; a model is called with it as
+model(x), model(*x) or model(**x).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from apportion.curator.tree import batch_size, map_tensors, tensors_of
+from apportion.errors import InvalidArgument
+
+Batch = tuple[Any, Any]
+_ARGUMENT = "train_data"
+
+
+class Records:
+    """Indexable private records. Only the curator holds one."""
+
+    def __init__(self, size: int, batch: Callable[[NDArray[np.int64]], Batch], example: Batch):
+        self._size, self._batch, self.example = size, batch, example
+
+    def __len__(self) -> int:
+        return self._size
+
+    def batch(self, indices: NDArray[np.int64]) -> Batch:
+        """The records with these indices, stacked along a new first dimension."""
+        return self._batch(indices)
+
+
+def as_records(data: Any) -> Records:
+    """Wrap what a person handed in; refuse what has its own idea of sampling.
+
+    `Records.example` keeps the shape and type of one record, with every value set to zero: that much is public.
+    """
+    if isinstance(data, Records):
+        return data
+    if isinstance(data, DataLoader):
+        raise InvalidArgument(
+            _ARGUMENT,
+            f"DataLoader with {type(data.sampler).__name__}",
+            "a loader brings its own sampling (shuffled, weighted, fixed-size), and the guarantee holds only for the Poisson "
+            "draws that Apportion makes itself",
+            f"Pass the data set: {_ARGUMENT}=loader.dataset",
+        )
+    if isinstance(data, IterableDataset):
+        raise InvalidArgument(
+            _ARGUMENT,
+            type(data).__name__,
+            "Poisson sampling needs records that can be indexed",
+            "Use a map-style Dataset",
+        )
+    if isinstance(data, (tuple, list)) and len(data) == 2 and not isinstance(data, Dataset):
+        return _from_arrays(data[0], data[1])
+    if hasattr(data, "__getitem__") and isinstance(data, Sized):
+        return _from_dataset(data)
+    raise InvalidArgument(
+        _ARGUMENT,
+        type(data).__name__,
+        "it is neither a pair (inputs, targets) of tensors or arrays nor a map-style Dataset",
+        f"Pass {_ARGUMENT}=(inputs, targets) or a Dataset whose items are pairs",
+    )
+
+
+def _as_tensor(value: Any) -> Tensor:
+    if isinstance(value, np.ndarray) and value.dtype == np.float64:
+        value = value.astype(np.float32)  # NumPy's default type would not meet a float32 model
+    if isinstance(value, (np.ndarray, Tensor)):
+        return torch.as_tensor(value)
+    raise InvalidArgument(
+        _ARGUMENT,
+        type(value).__name__,
+        "inputs and targets must be tensors or NumPy arrays",
+        "Convert them with torch.as_tensor",
+    )
+
+
+def _from_arrays(inputs: Any, targets: Any) -> Records:
+    stacked = map_tensors(_as_tensor, (inputs, targets))
+    sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors_of(stacked)}
+    if len(sizes) != 1 or 0 in sizes:
+        raise InvalidArgument(
+            _ARGUMENT,
+            sorted(sizes),
+            "inputs and targets need the same, positive number of rows",
+            "Check the first dimensions",
+        )
+    size = batch_size(stacked)
+
+    def batch(indices: NDArray[np.int64]) -> Batch:
+        chosen = torch.from_numpy(indices)
+        pair: Batch = map_tensors(lambda tensor: tensor.index_select(0, chosen.to(tensor.device)), stacked)
+        return pair
+
+    return Records(size, batch, map_tensors(lambda tensor: torch.zeros_like(tensor[0]), stacked))
+
+
+def _from_dataset(data: Any) -> Records:
+    size = len(data)
+    if size == 0:
+        raise InvalidArgument(_ARGUMENT, "an empty Dataset", "there is nothing to train on", "Check how it was loaded")
+    first = data[0]
+    if not isinstance(first, (tuple, list)) or len(first) != 2:
+        raise InvalidArgument(
+            _ARGUMENT,
+            f"items of type {type(first).__name__}",
+            "an item must be a pair (inputs, target), so that the loss of one record is defined",
+            "Return (inputs, target); inputs may be a dict or a tuple of tensors",
+        )
+
+    def batch(indices: NDArray[np.int64]) -> Batch:
+        inputs, targets = default_collate([tuple(data[int(index)]) for index in indices])
+        return tuple(inputs) if isinstance(inputs, list) else inputs, targets
+
+    example = map_tensors(lambda tensor: torch.zeros_like(tensor[0]), batch(np.zeros(1, dtype=np.int64)))
+    return Records(size, batch, example)

@@ -1,0 +1,42 @@
+"""Nested inputs and outputs (tuples, lists, dicts of tensors), walked in one way: as `torch.func.vmap` walks them.
+
+`torch.utils._pytree` is what `vmap` itself uses, so a structure that one accepts the other accepts too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+
+def map_tensors(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """The same structure with `function` applied to every leaf (and to the leaves of `others` at the same place)."""
+    return tree_map(function, tree, *others)
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Every tensor of the structure, in order."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def batch_size(tree: Any) -> int:
+    """How many records a batch holds."""
+    return int(tensors_of(tree)[0].shape[0])
+
+
+def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How a model is called with `inputs`: model(x), model(*x) or model(**x)."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, (tuple, list)):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """The model's answer to a batch, whatever the shape of its inputs."""
+    positional, named = call_arguments(inputs)
+    return model(*positional, **named)

@@ -1,0 +1,171 @@
+"""Run recipes side by side on one data set and collect what came out."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from apportion import __version__
+from apportion.curator.curator import Execution
+from apportion.lab.baseline import train_without_privacy
+from apportion.lab.resolve import Subject, resolve
+from apportion.lab.settings import Experiment, RecipeChoice
+from apportion.training.statement import in_words, package_versions
+from apportion.training.train import train
+
+Announce = Callable[[dict[str, Any]], None]
+
+
+def compare(
+    experiment: Experiment,
+    out: Path,
+    *,
+    data_dir: Path | None = None,
+    progress: bool | None = None,
+    announce: Announce = lambda run: None,
+) -> dict[str, Any]:
+    """Run every recipe with every seed. `announce` is told of each run as it ends. Returns the content of results.json."""
+    experiment.check()
+    subject = resolve(experiment.data, experiment.model, data_dir)
+    runs = []
+    for choice in experiment.recipe:
+        for seed in experiment.seeds or (None,):
+            run = run_recipe(
+                experiment,
+                choice,
+                subject,
+                seed,
+                new_folder(out / "runs", choice.name if seed is None else f"{choice.name}-seed{seed}"),
+                progress,
+            )
+            runs.append(run)
+            announce(run)
+    return results(experiment.title, runs)
+
+
+def results(title: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The content of results.json."""
+    return {
+        "version": 1,
+        "title": title,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "apportion": __version__,
+        "versions": package_versions(),
+        "runs": list(runs),
+        "cells": cells(runs),
+    }
+
+
+def run_recipe(
+    experiment: Experiment,
+    choice: RecipeChoice,
+    subject: Subject,
+    seed: int | None,
+    folder: Path | None,
+    progress: bool | None = None,
+) -> dict[str, Any]:
+    """Train once and describe the run. `folder` gets the run folder of a private run."""
+    recipe, sampling = choice.recipe(), experiment.sampling()
+    lr, optimizer = choice.lr or experiment.lr, choice.optimizer or experiment.optimizer
+    torch.manual_seed(seed or 0)  # the initial weights are public; noise never comes from this generator
+    model = subject.build()
+    started = time.perf_counter()
+    outcome: dict[str, Any] = {
+        "recipe": recipe.name,
+        "data": subject.data_name,
+        "model": subject.model_name,
+        "seed": seed,
+        "population": sampling.population,
+        "sample_rate": sampling.sample_rate,
+        "expected_batch_size": sampling.expected_batch_size,
+        "lr": lr,
+        "optimizer": optimizer,
+    }
+    if recipe.clip is None or recipe.noise is None:
+        history = train_without_privacy(
+            model,
+            cross_entropy,
+            subject.train,
+            sampling=sampling,
+            lr=lr,
+            optimizer=optimizer,
+            evaluate=subject.test,
+            seed=seed,
+        )
+        outcome |= dict.fromkeys(
+            ("epsilon", "target_epsilon", "delta", "unit", "neighbours", "accountant", "statement")
+        )
+        outcome |= {"private": False, "clip": None, "noise": None, "steps": sampling.steps}
+    else:
+        budget = experiment.budget()
+        run = train(
+            model,
+            cross_entropy,
+            subject.train,
+            budget=budget,
+            population=sampling.population,
+            sample_rate=sampling.sample_rate,
+            steps=sampling.steps,
+            lr=lr,
+            optimizer=optimizer,
+            clip=recipe.clip,
+            noise=recipe.noise,
+            evaluate=subject.test,
+            execution=Execution(micro_batch=experiment.micro_batch),
+            seed=seed,
+            out=folder,
+            progress=progress,
+            label=recipe.name,
+        )
+        facts = run.statement()
+        history = [entry.as_json() for entry in run.history]
+        keys = ("epsilon", "target_epsilon", "delta", "unit", "neighbours", "accountant", "private", "clip", "noise")
+        outcome |= {key: facts[key] for key in keys}
+        outcome |= {"statement": in_words(facts), "steps": run.steps, "folder": None if folder is None else str(folder)}
+    accuracies = [entry["test_accuracy"] for entry in history if entry.get("test_accuracy") is not None]
+    return outcome | {
+        "test_accuracy": accuracies[-1] if accuracies else None,
+        "seconds": round(time.perf_counter() - started, 3),
+        "history": history,
+    }
+
+
+def cells(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Means over seeds: one row for each recipe, data set, model and budget."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for run in runs:
+        key = tuple(run[name] for name in ("recipe", "data", "model", "target_epsilon", "delta"))
+        groups.setdefault(key, []).append(run)
+    rows = []
+    for (recipe, data, model, target, delta), members in groups.items():
+        scores = [run["test_accuracy"] for run in members if run["test_accuracy"] is not None]
+        spent = [run["epsilon"] for run in members if run["epsilon"] is not None]
+        rows.append(
+            {
+                "recipe": recipe,
+                "data": data,
+                "model": model,
+                "target_epsilon": target,
+                "epsilon": max(spent) if spent else None,
+                "delta": delta,
+                "test_accuracy": statistics.fmean(scores) if scores else None,
+                "test_accuracy_std": statistics.stdev(scores) if len(scores) > 1 else None,
+                "seeds": [run["seed"] for run in members],
+                "steps": members[0]["steps"],
+                "seconds": round(statistics.fmean(run["seconds"] for run in members), 3),
+            }
+        )
+    return rows
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """A folder that does not exist yet: the ledger of an earlier run is never overwritten."""
+    candidates = (parent / (name if number == 1 else f"{name}-{number}") for number in range(1, 10_000))
+    return next(path for path in candidates if not path.exists())

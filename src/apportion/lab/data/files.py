@@ -1,0 +1,66 @@
+"""Find and read a file that may be stored plain, gzipped or xz-compressed."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import lzma
+from pathlib import Path
+from typing import IO, cast
+
+from apportion.errors import InvalidArgument
+
+SUFFIXES = ("", ".gz", ".xz")
+
+
+def locate(folder: Path, name: str) -> Path | None:
+    """The path of `name`, `name.gz` or `name.xz` in `folder`; a name that ends in "/" asks for a folder."""
+    if name.endswith("/"):
+        path = folder / name
+        return path if path.is_dir() else None
+    for suffix in SUFFIXES:
+        path = folder / f"{name}{suffix}"
+        if path.is_file():
+            return path
+    return None
+
+
+def required(folder: Path, name: str) -> Path:
+    """Like `locate`, for a file that was there when the folder was chosen."""
+    path = locate(folder, name)
+    if path is None:
+        raise InvalidArgument("folder", str(folder), f"the file {name} is missing", "Fetch the data set again")
+    return path
+
+
+def open_plain(path: Path) -> IO[bytes]:
+    """Open for reading the decompressed content."""
+    if path.suffix == ".gz":
+        return cast(IO[bytes], gzip.open(path, "rb"))
+    if path.suffix == ".xz":
+        return lzma.open(path, "rb")
+    return path.open("rb")
+
+
+def read(path: Path) -> bytes:
+    """The decompressed content; a damaged archive is an `InvalidArgument` that names the file."""
+    try:
+        with open_plain(path) as stream:
+            return stream.read()
+    except (gzip.BadGzipFile, lzma.LZMAError, EOFError) as damage:
+        raise InvalidArgument(
+            "file", str(path), f"it cannot be decompressed ({damage})", "Delete it and fetch the data set again"
+        ) from None
+
+
+def read_text(path: Path) -> str:
+    """The decompressed content as UTF-8. Split it at "\\n" only: `str.splitlines` knows line ends that occur in texts."""
+    try:
+        return read(path).decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise InvalidArgument("file", str(path), f"it is not UTF-8 text ({problem})", "Convert it to UTF-8") from None
+
+
+def sha256(path: Path) -> str:
+    """sha256 of the decompressed content, because the same data is published under different gzip headers."""
+    return hashlib.sha256(read(path)).hexdigest()

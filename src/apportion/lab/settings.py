@@ -1,0 +1,115 @@
+"""What an experiment file or a command line may say, checked in one place."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from apportion import validate
+from apportion.budget import Budget, Record
+from apportion.errors import InvalidArgument
+from apportion.strategies.recipes import Recipe, named
+from apportion.training.sampling import Sampling
+
+UNITS = {"record": Record}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RecipeChoice(_Strict):
+    """One recipe of a comparison, with its own hyper-parameters where they differ from the experiment's."""
+
+    name: str
+    clip: dict[str, Any] = Field(default_factory=dict)
+    noise: dict[str, Any] = Field(default_factory=dict)
+    lr: float | None = None
+    optimizer: str | None = None
+
+    def recipe(self) -> Recipe:
+        roles = {"clip": self.clip, "noise": self.noise}
+        return named(self.name).with_settings(
+            {f"{role}.{key}": value for role, chosen in roles.items() for key, value in chosen.items()}
+        )
+
+
+class Experiment(_Strict):
+    """Recipes on one data set with one model, at one budget."""
+
+    title: str = "Comparison"
+    data: str
+    model: str | None = None
+    recipe: tuple[RecipeChoice, ...] = Field(min_length=1)
+    epsilon: float | None = None
+    delta: float | None = None
+    unit: str | None = None
+    population: int | None = None
+    batch_size: int | None = None
+    sample_rate: float | None = None
+    epochs: float | None = None
+    steps: int | None = None
+    lr: float
+    optimizer: str = "sgd"
+    seeds: tuple[int, ...] = ()
+    micro_batch: int = 256
+
+    def sampling(self) -> Sampling:
+        """The public facts of every run of the experiment."""
+        return Sampling.declare(
+            population=self.population,
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+            sample_rate=self.sample_rate,
+            steps=self.steps,
+        )
+
+    def budget(self) -> Budget:
+        """The budget; each of its three parts must have been said."""
+        reasons = {
+            "epsilon": "how much privacy may be lost is your decision",
+            "delta": "the probability that the bound fails is your decision; below 1/population",
+            "unit": "it must say whom the guarantee protects",
+        }
+        for argument, reason in reasons.items():
+            if getattr(self, argument) is None:
+                example = {"epsilon": "3.0", "delta": "1e-5", "unit": "record"}[argument]
+                raise InvalidArgument(
+                    argument, None, reason, f"Pass --{argument} {example} (or {argument} in the file)"
+                )
+        unit = UNITS[validate.known("unit", str(self.unit), UNITS)]()
+        return Budget(epsilon=self.epsilon or 0.0, delta=self.delta or 0.0, unit=unit)
+
+    def check(self) -> None:
+        """Raise for everything that can be seen to be wrong before data is read."""
+        self.sampling()
+        recipes = [choice.recipe() for choice in self.recipe]
+        if any(recipe.private for recipe in recipes):
+            self.budget()
+
+
+def experiment(values: dict[str, Any]) -> Experiment:
+    """Validate values from any source; the first problem becomes one clear line."""
+    try:
+        return Experiment(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            owner = RecipeChoice if len(first["loc"]) > 1 else Experiment
+            validate.known(place, str(first["loc"][-1]), owner.model_fields, "there is no such setting")
+        raise InvalidArgument(place, first.get("input"), first["msg"].lower(), "Correct this setting") from None
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The settings of a TOML file."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise InvalidArgument("file", str(path), f"it cannot be read: {error.strerror}", "Check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument("file", str(path), f"it is not valid TOML: {error}", "Correct that line") from error

@@ -1,0 +1,35 @@
+"""One threshold for the whole run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from apportion import validate
+from apportion.request import ClippedSum, Released
+from apportion.strategies.context import Context
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """C_t = C.
+
+    Args:
+        threshold: C, the largest L2 norm that the gradient of one record may have.
+
+    Source: Abadi et al., Deep Learning with Differential Privacy, CCS 2016, algorithm 1.
+    Guarantee: one record moves the sum by at most C.
+    """
+
+    threshold: float = 1.0
+
+    def __post_init__(self) -> None:
+        validate.positive("clip.threshold", self.threshold, "it bounds what one record can do", "Try threshold=1.0")
+
+    def init(self, context: Context) -> None:
+        return None
+
+    def propose(self, state: None, context: Context) -> tuple[ClippedSum, ...]:
+        return (ClippedSum(threshold=self.threshold),)
+
+    def observe(self, state: None, released: Released) -> None:
+        return None

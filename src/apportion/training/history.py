@@ -1,0 +1,45 @@
+"""What a run leaves behind about its course: released values and public facts only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+REPORTS = 25
+"""How often a run is looked at: the budget spent so far is priced, the model evaluated."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One step. There is no field for a raw loss, norm, count or batch size, so none can be logged.
+
+    Args:
+        step, epoch: 1-based.
+        clip: the threshold of each release of the request.
+        noise_multiplier: z_t.
+        learning_rate: of each parameter group of the optimiser.
+        epsilon: spent up to and including this step; `None` where it was not computed.
+        test_accuracy: on data declared public; `None` where the model was not evaluated.
+    """
+
+    step: int
+    epoch: int
+    clip: tuple[float, ...]
+    noise_multiplier: float
+    learning_rate: tuple[float, ...]
+    epsilon: float | None = None
+    test_accuracy: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """As it stands in history files: single values instead of lists of one."""
+        return {key: _single(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+
+def is_report_step(step: int, steps: int) -> bool:
+    """Whether a run of `steps` is looked at after `step`: the first, the last and about 25 in between."""
+    return step in (1, steps) or step % max(1, steps // REPORTS) == 0
+
+
+def _single(values: Sequence[float]) -> float | list[float]:
+    return values[0] if len(values) == 1 else list(values)

@@ -1,0 +1,65 @@
+"""Which optimiser applies the released gradients. Any torch optimiser will do: it only ever sees released values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from apportion import validate
+from apportion.curator.gradients.reference import trained_parameters
+from apportion.errors import InvalidArgument
+
+OptimizerFactory = Callable[..., Optimizer]
+
+NAMED: dict[str, OptimizerFactory] = {
+    "sgd": torch.optim.SGD,
+    "momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+}
+
+
+def build_optimizer(model: nn.Module, optimizer: str | OptimizerFactory, lr: float) -> Optimizer:
+    """An optimiser over the trained parameters of `model`, by name or from a factory(parameters, lr=...)."""
+    validate.positive("lr", lr, "it scales every update", "Try lr=0.5 for SGD or lr=1e-3 for Adam")
+    if isinstance(optimizer, Optimizer):
+        raise InvalidArgument(
+            "optimizer",
+            type(optimizer).__name__,
+            "train builds the optimiser itself",
+            "Pass a name, or the class: optimizer=torch.optim.SGD; or use make_private for a loop of your own",
+        )
+    factory = NAMED[validate.known("optimizer", optimizer, NAMED)] if isinstance(optimizer, str) else optimizer
+    return factory(list(trained_parameters(model).values()), lr=lr)
+
+
+def require_same_parameters(model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse an optimiser that updates something else than the trained parameters of `model`.
+
+    A parameter that is updated but neither clipped nor noised would leak; one that is noised but not updated wastes budget.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    trained = {id(parameter) for parameter in trained_parameters(model).values()}
+    updated = {id(p) for p in _parameters(optimizer) if p.requires_grad}
+    if foreign := updated - trained:
+        raise InvalidArgument(
+            "optimizer",
+            f"{type(optimizer).__name__} with {len(foreign)} parameters that are not the model's",
+            "they would be updated without clipping and noise",
+            "Build the optimiser from model.parameters()",
+        )
+    if missing := trained - updated:
+        raise InvalidArgument(
+            "optimizer",
+            [names[key] for key in missing],
+            "the optimiser does not hold these trained parameters, so noise would be spent on them for nothing",
+            "Add them to the optimiser, or freeze them with requires_grad_(False)",
+        )
+
+
+def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])

@@ -1,0 +1,98 @@
+"""A recipe calibrated to a budget: the whole schedule before any record is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from apportion.accounting.accountant import Accountant, count_events
+from apportion.accounting.calibration import calibrate, longest_affordable
+from apportion.budget import Budget
+from apportion.errors import InvalidArgument
+from apportion.request import Event, Request
+from apportion.strategies.clip import Clip
+from apportion.strategies.context import Context
+from apportion.strategies.noise import NoiseSchedule
+from apportion.training.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be asked of the private records, step by step, and what it costs.
+
+    Args:
+        multipliers: z_1..z_T. Thresholds are not here: they may follow released values.
+        epsilon: the price of all T steps at the budget's δ; at most the budget's ε.
+        accountant: the name of the rule that priced it.
+    """
+
+    budget: Budget
+    sampling: Sampling
+    clip: Clip
+    noise: NoiseSchedule
+    multipliers: tuple[float, ...]
+    epsilon: float
+    accountant: str
+
+    @property
+    def steps(self) -> int:
+        return len(self.multipliers)
+
+    @property
+    def tokens(self) -> tuple[Event, ...]:
+        """The events that are declared to the account, in order."""
+        return tuple(Event(self.sampling.sample_rate, multiplier) for multiplier in self.multipliers)
+
+    def context(self, step: int, parameter_sizes: dict[str, int]) -> Context:
+        """The public facts at a step (1-based)."""
+        return Context(step, self.steps, self.sampling.sample_rate, parameter_sizes)
+
+    def request(self, context: Context, clip_state: Any) -> Request:
+        """The roles' parts of one step, merged into the object that is both executed and priced."""
+        return Request(
+            sample_rate=self.sampling.sample_rate,
+            noise_multiplier=self.multipliers[context.step - 1],
+            expected_batch_size=self.sampling.expected_batch_size,
+            releases=self.clip.propose(clip_state, context),
+        )
+
+
+def make_plan(budget: Budget, sampling: Sampling, clip: Clip, noise: NoiseSchedule, accountant: Accountant) -> Plan:
+    """Solve the noise from the budget, or, for a given multiplier, keep as many of its steps as the budget affords."""
+    _require_strategy("clip", clip, Clip, "apportion.clip.Fixed(threshold=1.0)")
+    _require_strategy("noise", noise, NoiseSchedule, "apportion.noise.Constant()")
+    budget.warn_if_weak(sampling.population)
+    rate = sampling.sample_rate
+    contexts = [Context(step, sampling.steps, rate) for step in range(1, sampling.steps + 1)]
+    shape = [noise.relative(context) for context in contexts]
+    if noise.multiplier is None:
+        scale = calibrate(accountant, shape, sample_rate=rate, epsilon=budget.epsilon, delta=budget.delta)
+    else:
+        scale = noise.multiplier
+    events = [Event(rate, scale * relative) for relative in shape]
+    if noise.multiplier is not None:
+        affordable = longest_affordable(accountant, events, epsilon=budget.epsilon, delta=budget.delta)
+        if affordable == 0:
+            raise InvalidArgument(
+                "noise.multiplier",
+                noise.multiplier,
+                f"a single step costs more than epsilon={budget.epsilon:g}",
+                "Use more noise, a smaller sampling rate or a larger budget; or leave it out to fit the budget",
+            )
+        events = events[:affordable]
+    return Plan(
+        budget=budget,
+        sampling=sampling,
+        clip=clip,
+        noise=noise,
+        multipliers=tuple(event.noise_multiplier for event in events),
+        epsilon=accountant.epsilon(count_events(events), budget.delta),
+        accountant=accountant.name,
+    )
+
+
+def _require_strategy(argument: str, value: object, kind: Any, example: str) -> None:
+    if not isinstance(value, kind):
+        raise InvalidArgument(
+            argument, value, f"it is not a {argument} strategy", f"Pass for example {argument}={example}"
+        )

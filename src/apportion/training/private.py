@@ -1,0 +1,236 @@
+"""Tier 2: `make_private` for a training loop of one's own.
+
+    private = make_private(model, optimizer, train_data, budget=..., ...)
+    for x, y in private.batches():
+        private.optimizer.zero_grad()
+        loss_fn(private.model(x), y).backward()
+        private.optimizer.step()
+
+The loop sees real records, so it stands inside the trust boundary: look, but publish nothing that was not released. What is
+left to the person: a loss that is a sum or mean of terms of single records, and silence about what the loop sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from apportion import validate
+from apportion.budget import Budget
+from apportion.curator.curator import Draw, Execution
+from apportion.curator.gradients.reference import ReferenceGradients
+from apportion.curator.records import Batch, as_records
+from apportion.curator.tree import batch_size as size_of
+from apportion.curator.tree import map_tensors
+from apportion.errors import BudgetExhausted, WrongOrder
+from apportion.strategies.clip import Clip, Fixed
+from apportion.strategies.noise import Constant, NoiseSchedule
+from apportion.training.record_loss import Reduction, per_record_scale
+from apportion.training.run import Run
+from apportion.training.sampling import Sampling
+from apportion.training.session import Session, open_session, require_trainable
+
+
+class _MicroBatch:
+    """One piece of an open draw, and how far the loop has come with it."""
+
+    def __init__(self, draw: Draw, size: int, *, last: bool):
+        self.draw, self.size, self.last = draw, size, last
+        self.stage: Literal["drawn", "forwarded", "differentiated", "stepped"] = "drawn"
+
+    def advance(self, before: str, after: Any, complaint: str) -> None:
+        if self.stage != before:
+            raise WrongOrder(complaint)
+        self.stage = after
+
+
+class PrivateModel(nn.Module):
+    """The model as the loop calls it: in training it keeps the gradient of every record apart.
+
+    In `eval()` mode or under `torch.no_grad()` it is the plain model, for evaluation on public data.
+    """
+
+    def __init__(self, engine: ReferenceGradients, reduction: Reduction):
+        super().__init__()
+        self.module = engine.model
+        self._engine, self._reduction = engine, reduction
+        self._current: _MicroBatch | None = None
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if not (self.training and torch.is_grad_enabled()):
+            return self.module(*inputs, **named)
+        current = self._current
+        if current is None:
+            raise WrongOrder("no batch is open: call private.model inside `for batch in private.batches()`")
+        structure: Any = named or (inputs[0] if len(inputs) == 1 else inputs)
+        if size_of(structure) != current.size:
+            raise WrongOrder(
+                f"the model was given {size_of(structure)} records, but the batch has {current.size}: pass the batch as it came"
+            )
+        current.advance(
+            "drawn", "forwarded", "the model was called twice on one batch: one forward pass a batch is counted"
+        )
+        kind = self._tracked(current)
+        return map_tensors(lambda tensor: tensor.as_subclass(kind), self._engine.forward(structure))
+
+    def _tracked(self, current: _MicroBatch) -> type[Tensor]:
+        """Tensors that remember where they came from, so that `loss.backward()` can be given its per-record scale."""
+        reduction = self._reduction
+
+        class RecordOutput(Tensor):
+            def backward(self, *arguments: Any, **options: Any) -> None:
+                current.advance(
+                    "forwarded",
+                    "differentiated",
+                    "backward was called twice on one batch: its gradients would count double",
+                )
+                loss = self.as_subclass(Tensor)
+                (loss * per_record_scale(loss, current.size, reduction)).sum().backward(*arguments, **options)
+
+        return RecordOutput
+
+
+class PrivateOptimizer:
+    """The optimiser as the loop calls it: a step waits until the logical batch is complete."""
+
+    def __init__(self, private: Private, original: Optimizer):
+        self._private, self.original = private, original
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The original's, e.g. to change a learning rate. Learning-rate schedulers take `original` (the same optimiser)."""
+        return self.original.param_groups
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients. What was summed of the open batch is kept elsewhere and stays."""
+        self.original.zero_grad(set_to_none=set_to_none)
+
+    def step(self) -> None:
+        """Add the micro-batch to the sum; after the last one add noise once, and update."""
+        self._private._complete_micro_batch()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.original.state_dict()
+
+
+class Private(Run):
+    """A private run whose loop is the person's own. Also a `Run`: epsilon(), history, statement(), save()."""
+
+    def __init__(self, session: Session, engine: ReferenceGradients, reduction: Reduction):
+        super().__init__(session)
+        self._engine = engine
+        self._private_model = PrivateModel(engine, reduction)
+        self.optimizer = PrivateOptimizer(self, session.optimizer)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model to call in the loop. The original, whose weights are trained, stays usable for evaluation."""
+        return self._private_model
+
+    @property
+    def steps_left(self) -> int:
+        """Logical steps that the plan still holds."""
+        return self._session.account.left
+
+    def batches(self, steps: int | None = None) -> Iterator[Batch]:
+        """The micro-batches of the next `steps` logical steps (by default of all that are left), each drawn afresh.
+
+        An empty draw is completed here: noise, charge and update, with nothing for the loop to do.
+        """
+        if steps is not None:
+            validate.whole("steps", steps, "it is a number of updates", "Leave it out to run the whole plan")
+        if not self.steps_left:
+            raise BudgetExhausted(
+                f"the plan's {self._session.plan.steps} steps are spent. Plan more steps from the start to train longer."
+            )
+        return self._batches(self.steps_left if steps is None else min(steps, self.steps_left))
+
+    def _batches(self, steps: int) -> Iterator[Batch]:
+        for _ in range(steps):
+            draw = self._session.curator.open(self._session.next_request())
+            pieces = draw.micro_batches()
+            piece = next(pieces, None)
+            if piece is None:
+                self._update(draw)
+            while piece is not None:
+                following = next(pieces, None)
+                current = _MicroBatch(draw, size_of(piece), last=following is None)
+                self._private_model._current = current
+                yield piece
+                if current.stage != "stepped":
+                    raise WrongOrder(
+                        "a batch was left without private.optimizer.step(): its records would be missing from the sum"
+                    )
+                piece = following
+        self._private_model._current = None
+
+    def _complete_micro_batch(self) -> None:
+        current = self._private_model._current
+        if current is None:
+            raise WrongOrder("no batch is open: step inside `for batch in private.batches()`")
+        current.advance(
+            "differentiated",
+            "stepped",
+            "call loss.backward() once, on a loss computed from private.model's output, before each private.optimizer.step()",
+        )
+        current.draw.add(self._engine.rows())
+        if current.last:
+            self._update(current.draw)
+
+    def _update(self, draw: Draw) -> None:
+        self._session.apply(draw.release())
+
+
+def make_private(
+    model: nn.Module,
+    optimizer: Optimizer,
+    train_data: Any,
+    *,
+    budget: Budget,
+    population: int | None = None,
+    batch_size: int | None = None,
+    epochs: float | None = None,
+    sample_rate: float | None = None,
+    steps: int | None = None,
+    clip: Clip | None = None,
+    noise: NoiseSchedule | None = None,
+    loss_reduction: Reduction = "mean",
+    execution: Execution | None = None,
+    seed: int | None = None,
+    out: str | Path | None = None,
+) -> Private:
+    """Make a training loop of one's own private. Arguments as in `train`, and:
+
+    Args:
+        optimizer: a torch optimiser over the parameters of `model`.
+        loss_reduction: how the loop's loss turns records into one number: "mean" or "sum". A loss with one value a record
+            (reduction="none") needs no declaration and is the safest. A contradiction that can be seen is refused.
+
+    Returns:
+        A `Private` with `batches()`, `model`, `optimizer`, and everything that a `Run` has.
+    """
+    validate.known("loss_reduction", loss_reduction, ("mean", "sum"))
+    sampling = Sampling.declare(
+        population=population, batch_size=batch_size, epochs=epochs, sample_rate=sample_rate, steps=steps
+    )
+    records = as_records(train_data)
+    mode = require_trainable(model, None, records)
+    session = open_session(
+        model,
+        optimizer,
+        records,
+        budget=budget,
+        sampling=sampling,
+        clip=clip or Fixed(),
+        noise=noise or Constant(),
+        execution=execution or Execution(),
+        seed=seed,
+        out=None if out is None else Path(out),
+        mode=mode,
+    )
+    return Private(session, session.engine, loss_reduction)

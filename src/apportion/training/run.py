@@ -1,0 +1,114 @@
+"""What a private run gives back, and the folder it is kept in.
+
+public/   may be published: configuration, history of released values, weights, privacy statement
+secret/   must not: the ledger and the checkpoint, which belong to whoever guards the data
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_model
+from torch import nn
+
+from apportion.training.history import Entry
+from apportion.training.session import Session
+from apportion.training.statement import as_markdown, describe, package_versions, statement
+
+
+class Run:
+    """A private run: finished by `train`, or still going on in a loop of one's own."""
+
+    def __init__(self, session: Session):
+        self._session = session
+
+    @property
+    def model(self) -> nn.Module:
+        """The model; its weights are covered by the guarantee."""
+        return self._session.model
+
+    @property
+    def history(self) -> Sequence[Entry]:
+        """One entry a step: released values and public facts."""
+        return tuple(self._session.entries)
+
+    @property
+    def private(self) -> bool:
+        """Whether the guarantee holds: `False` if a seed made the noise predictable."""
+        return self._session.randomness.private
+
+    @property
+    def steps(self) -> int:
+        """Steps taken so far."""
+        return self._session.step
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """ε of the steps charged so far at `delta` (the budget's by default), an upper bound. Reading it changes nothing."""
+        return self._session.account.epsilon(delta)
+
+    def statement(self) -> dict[str, Any]:
+        """The privacy statement as data."""
+        return statement(self._session)
+
+    def configuration(self) -> dict[str, Any]:
+        """Everything that was decided in advance. All of it is public."""
+        plan, group = self._session.plan, self._session.optimizer
+        return {
+            "epsilon": plan.budget.epsilon,
+            "delta": plan.budget.delta,
+            "unit": plan.budget.unit.name,
+            "population": plan.sampling.population,
+            "sample_rate": plan.sampling.sample_rate,
+            "expected_batch_size": plan.sampling.expected_batch_size,
+            "steps": plan.steps,
+            "clip": describe(plan.clip),
+            "noise": describe(plan.noise),
+            "noise_multipliers": _compact(plan.multipliers),
+            "optimizer": type(group).__name__,
+            "lr": [float(parameters["lr"]) for parameters in group.param_groups],
+            "versions": package_versions(),
+        }
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the run folder. The ledger of a run that was started with `out=folder` is already there."""
+        root = Path(folder)
+        public, secret = root / "public", root / "secret"
+        public.mkdir(parents=True, exist_ok=True)
+        secret.mkdir(parents=True, exist_ok=True)
+        secret.chmod(0o700)
+        facts = self.statement()
+        _write_json(public / "configuration.json", self.configuration())
+        _write_json(public / "history.json", [entry.as_json() for entry in self.history])
+        _write_json(public / "privacy.json", facts)
+        (public / "privacy.md").write_text(as_markdown(facts), encoding="utf-8")
+        _atomically(public / "weights.safetensors", lambda path: save_model(self.model, str(path)))
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self._session.optimizer.state_dict(),
+            "step": self.steps,
+        }
+        _atomically(secret / "checkpoint.pt", lambda path: torch.save(state, path))
+        ledger = self._session.account.ledger
+        if ledger.path is None or ledger.path.resolve() != (secret / "ledger.sqlite").resolve():
+            ledger.copy_to(secret / "ledger.sqlite")
+        return root
+
+
+def _compact(values: Sequence[float]) -> list[float] | float:
+    return values[0] if len(set(values)) == 1 else list(values)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _atomically(path: Path, write: Any) -> None:
+    """Write beside the file and move it into place, so that a crash leaves the old file or the new one."""
+    temporary = path.with_name(path.name + ".partial")
+    write(temporary)
+    os.replace(temporary, path)

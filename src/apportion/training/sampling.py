@@ -1,0 +1,80 @@
+"""The public facts of a run: how often a record is drawn, how many steps there are, what sums are divided by.
+
+All of them come from what a person declared, never from `len(data)`: neighbouring data sets must give the same configuration,
+or the configuration itself would tell whether a record is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from apportion import validate
+from apportion.errors import InvalidArgument
+from apportion.strategies.context import epoch_length
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Poisson sampling of a run.
+
+    Args:
+        population: N, the declared number of records.
+        sample_rate: q, the probability with which each record joins a batch.
+        steps: T.
+    """
+
+    population: int
+    sample_rate: float
+    steps: int
+
+    @property
+    def expected_batch_size(self) -> float:
+        """q·N: the public constant by which noisy sums are divided."""
+        return self.sample_rate * self.population
+
+    @classmethod
+    def declare(
+        cls,
+        *,
+        population: int | None,
+        batch_size: int | None = None,
+        epochs: float | None = None,
+        sample_rate: float | None = None,
+        steps: int | None = None,
+    ) -> Sampling:
+        """From `batch_size` or `sample_rate`, and `epochs` or `steps`. One epoch is round(1/q) steps."""
+        if population is None:
+            raise InvalidArgument(
+                "population",
+                None,
+                "the number of records must be declared: taken from the data it would differ between neighbouring data sets",
+                "Pass population=60_000, a figure that you would publish; it need not be exact",
+            )
+        population = validate.whole("population", population, "it is a number of records", "Pass a published figure")
+        _exactly_one("batch_size", batch_size, "sample_rate", sample_rate)
+        _exactly_one("epochs", epochs, "steps", steps)
+        if batch_size is not None:
+            batch_size = validate.whole(
+                "batch_size", batch_size, "it is an expected number of records", "Try batch_size=256"
+            )
+            if batch_size > population:
+                raise InvalidArgument(
+                    "batch_size", batch_size, f"it exceeds population={population}", "Use at most the population"
+                )
+            rate = batch_size / population
+        else:
+            rate = validate.probability(
+                "sample_rate", sample_rate, "each record is drawn with it", "Use batch_size / population"
+            )
+        if epochs is not None:
+            validate.positive("epochs", epochs, "it is a number of passes", "Try epochs=10")
+            steps = max(1, round(epochs * epoch_length(rate)))
+        return cls(population, rate, validate.whole("steps", steps, "it is a number of updates", "Try steps=1000"))
+
+
+def _exactly_one(first: str, first_value: object, second: str, second_value: object) -> None:
+    if (first_value is None) == (second_value is None):
+        found = "neither" if first_value is None else "both"
+        raise InvalidArgument(
+            f"{first}/{second}", (first_value, second_value), f"{found} was given", f"Pass either {first} or {second}"
+        )

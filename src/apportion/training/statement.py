@@ -1,0 +1,109 @@
+"""The privacy statement: what is promised, to whom, under which assumptions. Written from the run, never by hand."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from apportion.training.session import Session
+
+COVERED = (
+    "the model's weights, at the end and after every step",
+    "everything in the folder public/: the configuration, and a history that holds only released values",
+)
+NOT_COVERED = (
+    "whatever was learned about the data before this run: hyper-parameters tuned on it, features chosen by looking at it",
+    "other runs on the same data: each spends a budget of its own, and together they cost more than one",
+    "the folder secret/ and anything that a program of yours printed or stored while it saw single records",
+    "timing, memory use and access patterns of the machine that trained",
+    "attacks on the low bits of floating-point noise: noise is float64 from a cryptographic stream, not discrete",
+    "a person with several records, beyond what the stated unit says",
+)
+
+
+def package_versions() -> dict[str, str]:
+    """The versions that a result depends on."""
+    packages = ("apportion", "torch", "numpy", "dp-accounting")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def statement(session: Session) -> dict[str, Any]:
+    """The statement as data (privacy.json)."""
+    plan, budget = session.plan, session.plan.budget
+    return {
+        "private": session.randomness.private,
+        "why_not_private": None
+        if session.randomness.private
+        else "a fixed seed was used: whoever knows it knows the noise",
+        "epsilon": plan.epsilon,
+        "epsilon_spent": session.account.epsilon(),
+        "target_epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "unit": budget.unit.name,
+        "neighbours": budget.unit.neighbours,
+        "accountant": plan.accountant,
+        "validity": "plan fixed in advance: the multiplier of every step was declared before any record was read",
+        "sampling": "Poisson: in every step each record joins with probability sample_rate, independently of all others",
+        "sample_rate": plan.sampling.sample_rate,
+        "population": plan.sampling.population,
+        "expected_batch_size": plan.sampling.expected_batch_size,
+        "steps_planned": plan.steps,
+        "steps_taken": session.step,
+        "clip": describe(plan.clip),
+        "noise": {**describe(plan.noise), "first": plan.multipliers[0], "last": plan.multipliers[-1]},
+        "randomness": "ChaCha20 key stream, 256-bit key from "
+        + ("the operating system" if session.randomness.private else "a fixed seed"),
+        "covered": list(COVERED),
+        "not_covered": list(NOT_COVERED),
+        "versions": package_versions(),
+    }
+
+
+def describe(strategy: Any) -> dict[str, Any]:
+    """A strategy as data: its kind and its public hyper-parameters."""
+    return {"kind": type(strategy).__name__, **asdict(strategy)}
+
+
+def in_words(facts: dict[str, Any]) -> str:
+    """The guarantee in two sentences."""
+    text = (
+        f"Whatever is computed from the released model, the probability of any result changes by at most a factor "
+        f"e^{facts['epsilon']:.4g} (plus δ = {facts['delta']:g}) when one {facts['unit']} is added to the training data or "
+        f"removed from it. This held for all {facts['steps_taken']} steps taken, each on a fresh Poisson batch with sampling "
+        f"rate {facts['sample_rate']:.4g}."
+    )
+    if not facts["private"]:
+        return f"NOT PRIVATE: {facts['why_not_private']}. With secret randomness the same run would promise: {text}"
+    return text
+
+
+def as_markdown(facts: dict[str, Any]) -> str:
+    """The statement for people (privacy.md)."""
+    lines = ["# Privacy statement", "", in_words(facts), "", "| | |", "|---|---|"]
+    rows = {
+        "ε (guarantee)": f"{facts['epsilon']:.4f}, of a budget of {facts['target_epsilon']:g}",
+        "ε of the steps taken": f"{facts['epsilon_spent']:.4f}",
+        "δ": f"{facts['delta']:g}",
+        "unit of privacy": facts["unit"],
+        "neighbouring data sets": facts["neighbours"],
+        "accountant": facts["accountant"],
+        "why the sum is valid": facts["validity"],
+        "sampling": f"{facts['sampling']}; sample_rate = {facts['sample_rate']:.6g}",
+        "declared population": facts["population"],
+        "steps": f"{facts['steps_taken']} of {facts['steps_planned']} planned",
+        "clip": _parameters(facts["clip"]),
+        "noise": _parameters(facts["noise"]),
+        "randomness": facts["randomness"],
+        "versions": ", ".join(f"{name} {number}" for name, number in facts["versions"].items()),
+    }
+    lines += [f"| {key} | {value} |" for key, value in rows.items()]
+    lines += ["", "## Covered", "", *(f"- {item}" for item in facts["covered"])]
+    lines += ["", "## Not covered", "", *(f"- {item}" for item in facts["not_covered"]), ""]
+    return "\n".join(lines)
+
+
+def _parameters(described: dict[str, Any]) -> str:
+    inner = ", ".join(f"{key}={value:.5g}" for key, value in described.items() if isinstance(value, (int, float)))
+    return f"{described['kind']}({inner})"

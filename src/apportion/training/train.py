@@ -1,0 +1,104 @@
+"""Tier 1: `train` owns the loop and every duty."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from apportion.budget import Budget, Public
+from apportion.curator.curator import Execution, LossFunction
+from apportion.curator.records import as_records
+from apportion.strategies.clip import Clip, Fixed
+from apportion.strategies.noise import Constant, NoiseSchedule
+from apportion.training.evaluation import accuracy, require_public
+from apportion.training.optimizers import OptimizerFactory, build_optimizer
+from apportion.training.progress import progress_bar
+from apportion.training.run import Run
+from apportion.training.sampling import Sampling
+from apportion.training.session import open_session, require_trainable
+
+
+def train(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    train_data: Any,
+    *,
+    budget: Budget,
+    population: int | None = None,
+    batch_size: int | None = None,
+    epochs: float | None = None,
+    sample_rate: float | None = None,
+    steps: int | None = None,
+    lr: float,
+    optimizer: str | OptimizerFactory = "sgd",
+    clip: Clip | None = None,
+    noise: NoiseSchedule | None = None,
+    evaluate: Public | None = None,
+    execution: Execution | None = None,
+    seed: int | None = None,
+    out: str | Path | None = None,
+    progress: bool | None = None,
+    label: str = "training",
+) -> Run:
+    """Train `model` on private records within a budget. The model is trained in place.
+
+    In every step each record joins the batch with probability q; its gradient g_i is clipped to C_t; the update is fed with
+    (Σ_i g_i·min(1, C_t/‖g_i‖) + N(0, (z_t·C_t)²)) / (q·population).
+
+    Args:
+        model: any module that does not mix records; `apportion.check(model)` tells.
+        loss_fn: loss_fn(outputs, targets). It is evaluated for each record alone, so its reduction does not matter.
+        train_data: a pair (inputs, targets) of tensors or arrays, or a map-style Dataset of such pairs.
+        budget: ε, δ and the unit of privacy.
+        population: the declared number of records, a public figure.
+        batch_size, sample_rate: the expected batch size, or q itself (one of the two).
+        epochs, steps: the length of the run (one of the two); an epoch is round(1/q) steps.
+        lr, optimizer: what applies the released gradients: a name ("sgd", "momentum", "adam", "adamw", "rmsprop") or a
+            factory such as `torch.optim.SGD`.
+        clip: how far one record may move the sum; `apportion.clip.Fixed(1.0)` by default.
+        noise: the multipliers; by default constant, and solved from the budget.
+        evaluate: data declared public, on which accuracy is measured during the run.
+        execution: memory knobs, which never change the guarantee.
+        seed: for tests and experiments only. The run is then reproducible and *not private*.
+        out: a new folder, in which the ledger is durable from the first step and the run is saved at the end.
+        progress: a progress bar; by default only in a terminal.
+        label: the name shown beside the bar.
+
+    Returns:
+        A `Run`: `run.epsilon()`, `run.history`, `run.statement()`, `run.save(folder)`.
+
+    Raises:
+        InvalidArgument, UnsupportedModel: before anything is trained or charged.
+    """
+    if evaluate is not None:
+        require_public(evaluate)
+    sampling = Sampling.declare(
+        population=population, batch_size=batch_size, epochs=epochs, sample_rate=sample_rate, steps=steps
+    )
+    records = as_records(train_data)
+    mode = require_trainable(model, loss_fn, records)
+    session = open_session(
+        model,
+        build_optimizer(model, optimizer, lr),
+        records,
+        budget=budget,
+        sampling=sampling,
+        clip=clip or Fixed(),
+        noise=noise or Constant(),
+        execution=execution or Execution(),
+        seed=seed,
+        out=None if out is None else Path(out),
+        mode=mode,
+    )
+    with progress_bar(label, session.plan.steps, budget.epsilon, enabled=progress) as show:
+        while session.account.left:
+            entry = session.apply(session.curator.answer(session.next_request(), loss_fn))
+            if session.report_is_due:
+                entry = session.report(None if evaluate is None else accuracy(model, evaluate))
+            show(entry)
+    run = Run(session)
+    if out is not None:
+        run.save(out)
+    return run
