@@ -132,6 +132,17 @@ def test_models_that_mix_records_are_caught(case):
         probe_model(Wrapped(layer, function), example)
 
 
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), attention()], ids=["module", "attribute"])
+def test_dropout_is_switched_off_so_that_a_record_can_be_compared_with_itself_alone(layer):
+    # Only a record that is alone shows a model that looks at the size of the batch.
+    with pytest.raises(UnsupportedModel, match="mixes records"):
+        probe_model(nn.Sequential(layer, Wrapped(nn.Linear(4, 2), lambda last, x: last(x) * len(x))), torch.zeros(5, 4))
+
+
+def test_outputs_that_are_nothing_but_rounding_are_not_mistaken_for_mixing():
+    probe_model(Wrapped(nn.Linear(3, 2), lambda layer, x: layer(x) * 0 + len(x) * 1e-9), torch.zeros(3))
+
+
 def test_batch_norm_is_caught_by_what_it_does():
     with pytest.raises(UnsupportedModel, match=r"buffer 1\.running_mean"):
         probe_model(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), torch.zeros(1, 8, 8))

@@ -15,7 +15,7 @@ from apportion.errors import InvalidArgument
 from apportion.request import Event
 
 TOLERANCE = 0.002
-_LIMITS = (0.05, 1e4)  # multipliers outside are either no protection or no signal
+_LIMITS = (0.2, 1e4)  # multipliers outside are either no protection or no signal
 _ROUNDS = 60
 
 
@@ -24,7 +24,7 @@ def calibrate(
 ) -> float:
     """The factor c for which the steps (q, c·r_t) cost at most `epsilon` and at least 0.998·`epsilon`.
 
-    Raises `InvalidArgument` naming the closest reachable ε if no multiplier between 0.05 and 10,000 will do.
+    Raises `InvalidArgument` naming the closest reachable ε if no multiplier between 0.2 and 10,000 will do.
     """
     low, high = (limit / max(shape) if limit < 1 else limit / min(shape) for limit in _LIMITS)
 

@@ -12,7 +12,7 @@ left to the person: a loss that is a sum or mean of terms of single records, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from apportion.curator.tree import map_tensors
 from apportion.errors import BudgetExhausted, WrongOrder
 from apportion.strategies.clip import Clip, Fixed
 from apportion.strategies.noise import Constant, NoiseSchedule
+from apportion.training.history import Entry
 from apportion.training.record_loss import Reduction, per_record_scale
 from apportion.training.run import Run
 from apportion.training.sampling import Sampling
@@ -59,12 +60,12 @@ class PrivateModel(nn.Module):
         super().__init__()
         self.module = engine.model
         self._engine, self._reduction = engine, reduction
-        self._current: _MicroBatch | None = None
+        self.current: _MicroBatch | None = None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         if not (self.training and torch.is_grad_enabled()):
             return self.module(*inputs, **named)
-        current = self._current
+        current = self.current
         if current is None:
             raise WrongOrder("no batch is open: call private.model inside `for batch in private.batches()`")
         structure: Any = named or (inputs[0] if len(inputs) == 1 else inputs)
@@ -112,25 +113,42 @@ class PrivateOptimizer:
 
     def step(self) -> None:
         """Add the micro-batch to the sum; after the last one add noise once, and update."""
-        self._private._complete_micro_batch()
+        self._private.complete_micro_batch()
 
     def state_dict(self) -> dict[str, Any]:
         return self.original.state_dict()
 
 
-class Private(Run):
-    """A private run whose loop is the person's own. Also a `Run`: epsilon(), history, statement(), save()."""
+class Private:
+    """A private run whose loop is the person's own: `batches`, `model`, `optimizer`, and what every `Run` offers."""
 
-    def __init__(self, session: Session, engine: ReferenceGradients, reduction: Reduction):
-        super().__init__(session)
-        self._engine = engine
-        self._private_model = PrivateModel(engine, reduction)
+    def __init__(self, session: Session, reduction: Reduction):
+        self._session = session
+        self.run = Run(session)
+        self.model = PrivateModel(session.engine, reduction)
         self.optimizer = PrivateOptimizer(self, session.optimizer)
 
     @property
-    def model(self) -> nn.Module:
-        """The model to call in the loop. The original, whose weights are trained, stays usable for evaluation."""
-        return self._private_model
+    def history(self) -> Sequence[Entry]:
+        """One entry a step: released values and public facts."""
+        return self.run.history
+
+    @property
+    def steps(self) -> int:
+        """Logical steps taken so far."""
+        return self.run.steps
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """ε of the steps charged so far at `delta` (the budget's by default), an upper bound. Reading it changes nothing."""
+        return self.run.epsilon(delta)
+
+    def statement(self) -> dict[str, Any]:
+        """The privacy statement as data."""
+        return self.run.statement()
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the run folder."""
+        return self.run.save(folder)
 
     @property
     def steps_left(self) -> int:
@@ -160,17 +178,18 @@ class Private(Run):
             while piece is not None:
                 following = next(pieces, None)
                 current = _MicroBatch(draw, size_of(piece), last=following is None)
-                self._private_model._current = current
+                self.model.current = current
                 yield piece
                 if current.stage != "stepped":
                     raise WrongOrder(
                         "a batch was left without private.optimizer.step(): its records would be missing from the sum"
                     )
                 piece = following
-        self._private_model._current = None
+        self.model.current = None
 
-    def _complete_micro_batch(self) -> None:
-        current = self._private_model._current
+    def complete_micro_batch(self) -> None:
+        """What `optimizer.step()` does: add the micro-batch to the sum, and after the last one release and update."""
+        current = self.model.current
         if current is None:
             raise WrongOrder("no batch is open: step inside `for batch in private.batches()`")
         current.advance(
@@ -178,7 +197,7 @@ class Private(Run):
             "stepped",
             "call loss.backward() once, on a loss computed from private.model's output, before each private.optimizer.step()",
         )
-        current.draw.add(self._engine.rows())
+        current.draw.add(self._session.engine.rows())
         if current.last:
             self._update(current.draw)
 
@@ -233,4 +252,4 @@ def make_private(
         out=None if out is None else Path(out),
         mode=mode,
     )
-    return Private(session, session.engine, loss_reduction)
+    return Private(session, loss_reduction)

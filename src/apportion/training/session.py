@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from apportion.accounting.account import Account
@@ -20,7 +19,6 @@ from apportion.curator.gradients.reference import Mode, ReferenceGradients, trai
 from apportion.curator.probe import per_record_mode, probe_loss, probe_model
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
-from apportion.curator.tree import tensors_of
 from apportion.errors import InvalidArgument
 from apportion.request import Released, Request
 from apportion.strategies.clip import Clip
@@ -135,12 +133,7 @@ def require_trainable(model: nn.Module, loss_fn: LossFunction | None, records: R
     probe_model(model, inputs)
     if loss_fn is not None:
         probe_loss(model, loss_fn, inputs, target)
-    return per_record_mode(model, loss_fn or _sum_of_outputs, inputs, target)
-
-
-def _sum_of_outputs(outputs: Any, target: Any) -> Tensor:
-    """Stands in for the loss of a hand-written loop, which is not known in advance."""
-    return torch.stack([tensor.sum() for tensor in tensors_of(outputs)]).sum()
+    return per_record_mode(model, loss_fn, inputs, target)
 
 
 def new_ledger_path(out: Path) -> Path:

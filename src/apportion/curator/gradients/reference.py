@@ -10,6 +10,7 @@ of one. The outputs are stacked, so any loss can follow, and one backward pass l
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -45,7 +46,10 @@ class ReferenceGradients:
                 for name, parameter in trained.items()
             }
             self._copies = [together]
-            return vmap(self._alone, randomness="different")(together, inputs)
+            with warnings.catch_warnings():
+                # Where torch loops over records inside one operator it says so on every call; the result is the same.
+                warnings.filterwarnings("ignore", message="There is a performance drop")
+                return vmap(self._alone, randomness="different")(together, inputs)
         self._copies = [
             {name: parameter.detach().unsqueeze(0).requires_grad_() for name, parameter in trained.items()}
             for _ in range(size)

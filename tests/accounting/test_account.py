@@ -1,0 +1,95 @@
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from apportion import Budget, BudgetExhausted, InvalidArgument, Record
+from apportion.accounting.account import Account
+from apportion.accounting.accountant import PrivacyLossAccountant
+from apportion.accounting.ledger import Ledger
+from apportion.request import Event
+
+BUDGET = Budget(epsilon=3.0, delta=1e-5, unit=Record())
+TOKEN = Event(0.1, 2.0)
+
+
+def account(tokens, path=None):
+    return Account(BUDGET, tokens, PrivacyLossAccountant(), Ledger(path))
+
+
+def test_tokens_are_spent_and_then_refused(tmp_path):
+    spending = account([TOKEN] * 2, tmp_path / "ledger.sqlite")
+    spending.charge(TOKEN)
+    spending.charge(TOKEN)
+    with pytest.raises(BudgetExhausted, match="2 steps are spent"):
+        spending.charge(TOKEN)
+    assert list(Ledger(tmp_path / "ledger.sqlite").events()) == [TOKEN, TOKEN]
+
+
+@pytest.mark.parametrize("event", [Event(0.1, 1.99), Event(0.11, 2.0)])
+def test_an_event_beyond_its_token_is_refused_and_nothing_is_written(event):
+    spending = account([TOKEN])
+    with pytest.raises(BudgetExhausted, match="the plan declared"):
+        spending.charge(event)
+    assert list(spending.ledger.events()) == []
+    assert spending.left == 1
+
+
+def test_more_noise_than_declared_is_covered_and_priced_as_executed():
+    spending = account([TOKEN])
+    spending.charge(Event(0.1, 4.0))
+    assert spending.epsilon() < spending.planned_epsilon()
+
+
+def test_reading_epsilon_changes_nothing():
+    spending = account([TOKEN] * 3)
+    spending.charge(TOKEN)
+    readings = {spending.epsilon() for _ in range(3)}
+    assert len(readings) == 1
+    assert spending.spent == 1
+    assert spending.epsilon(1e-7) > spending.epsilon(1e-5)
+
+
+def test_the_ledger_is_append_only(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    Ledger(path).append(TOKEN)
+    connection = sqlite3.connect(path)
+    for statement in ("DELETE FROM charges", "UPDATE charges SET noise_multiplier = 100"):
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            connection.execute(statement)
+    connection.close()
+
+
+def test_a_charge_survives_a_process_that_dies_at_once(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    program = (
+        "import os, sys; from pathlib import Path; from apportion.accounting.ledger import Ledger;"
+        "from apportion.request import Event; Ledger(Path(sys.argv[1])).append(Event(0.1, 2.0)); os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == 9
+    assert list(Ledger(path).events()) == [TOKEN]
+
+
+def test_a_copy_holds_the_same_charges(tmp_path):
+    ledger = Ledger()
+    ledger.append(TOKEN)
+    ledger.append(Event(0.2, 1.0))
+    ledger.copy_to(tmp_path / "deep" / "copy.sqlite")
+    assert list(Ledger(tmp_path / "deep" / "copy.sqlite").events()) == list(ledger.events())
+
+
+def test_a_file_that_is_no_ledger_is_refused(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    path.write_text("this is not a database, and never was one: " * 50)
+    with pytest.raises(InvalidArgument, match="cannot be opened"):
+        Ledger(path)
+
+
+def test_accounting_imports_no_torch():
+    program = (
+        "import sys, apportion.accounting.account, apportion.accounting.calibration, apportion.accounting.ledger;"
+        "from apportion.accounting.accountant import PrivacyLossAccountant; from apportion.request import Event;"
+        "assert PrivacyLossAccountant().epsilon({Event(0.1, 2.0): 3}, 1e-5) > 0; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,288 @@
+"""The curator end to end: what is charged, drawn, clipped, noised and divided, and in which order."""
+
+import copy
+
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from apportion.accounting.accountant import PrivacyLossAccountant, count_events
+from apportion.curator import mechanisms
+from apportion.curator.clipping import clipped_sums
+from apportion.curator.curator import Curator, Execution
+from apportion.curator.gradients.reference import ReferenceGradients
+from apportion.curator.randomness import Randomness
+from apportion.curator.records import Records, as_records
+from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
+from apportion.request import ClippedSum, Event, Request
+
+NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
+CLIPS = {
+    "flat": lambda c: (ClippedSum(c),),
+    "two groups": lambda c: (ClippedSum(c, NAMES[:2], 0.25), ClippedSum(3 * c, NAMES[2:], 0.75)),
+    "per layer": lambda c: tuple(ClippedSum(c, (name,), 0.25) for name in NAMES),
+}
+
+
+def request(*, rate=1.0, multiplier=1.0, size=40.0, releases=None):
+    return Request(rate, multiplier, size, releases or (ClippedSum(0.3),))
+
+
+def curator(model, data, books, *, seed=0, micro_batch=256):
+    return Curator(
+        as_records(data), ReferenceGradients(model, "vmap"), books, Randomness.seeded(seed), Execution(micro_batch)
+    )
+
+
+def answer(model, data, books, asked, **options):
+    return curator(model, data, books, **options).answer(asked, cross_entropy).gradient
+
+
+def flat(gradient):
+    return torch.cat([gradient[name].flatten().double() for name in NAMES])
+
+
+def exact_sum(model, data, releases):
+    engine = ReferenceGradients(copy.deepcopy(model), "vmap")
+    engine.record_losses(cross_entropy, engine.forward(data[0]), data[1]).sum().backward()
+    return flat(clipped_sums(engine.rows(), releases))
+
+
+# --- noise ----------------------------------------------------------------------------------------------------------------
+
+
+class Wide(nn.Module):
+    """Enough parameters to measure a standard deviation to half a percent in one step."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(400, 250, bias=False)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def empty_step_noise(books, threshold, multiplier, share=1.0):
+    """The noise alone: at a rate of one in a quintillion no record is drawn."""
+    data = (torch.zeros(3, 400), torch.zeros(3, dtype=torch.long))
+    asked = request(rate=1e-18, multiplier=multiplier, size=8.0, releases=(ClippedSum(threshold, headroom=0.0),))
+    return answer(Wide(), data, books, asked)["layer.weight"].flatten().double().numpy() * 8.0
+
+
+def accepts(noise, deviation):
+    return stats.kstest(noise / deviation, "norm").pvalue > 1e-4
+
+
+@pytest.mark.parametrize(("threshold", "multiplier"), [(1.0, 1.0), (0.1, 3.0), (20.0, 0.7)])
+def test_noise_has_the_standard_deviation_that_was_paid_for(books, threshold, multiplier):
+    noise = empty_step_noise(books, threshold, multiplier)
+    assert accepts(noise, threshold * multiplier)
+    assert not accepts(noise, threshold * multiplier * 0.95)
+    assert not accepts(noise, threshold * multiplier * 1.05)
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.95, 1.05])
+def test_a_mechanism_with_the_wrong_noise_is_caught(books, monkeypatch, factor):
+    right = mechanisms.gaussian
+    monkeypatch.setattr(mechanisms, "gaussian", lambda total, deviation, noise: right(total, factor * deviation, noise))
+    assert not accepts(empty_step_noise(books, 1.0, 1.0), 1.0)
+
+
+def test_halving_the_multiplier_of_the_event_changes_the_price_and_not_the_noise(books, model, records, monkeypatch):
+    honest = answer(model, records, books, request(rate=0.5))
+    right = Request.event
+    monkeypatch.setattr(Request, "event", lambda self: Event(right(self).sample_rate, right(self).noise_multiplier / 2))
+    understated = answer(model, records, books, request(rate=0.5))
+    assert torch.equal(flat(honest), flat(understated))
+    prices = [PrivacyLossAccountant().epsilon(count_events([event]), 1e-5) for event in books.events]
+    assert prices[1] > 1.5 * prices[0]
+
+
+def test_groups_get_the_noise_of_their_own_threshold_and_share(books):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = nn.Linear(300, 200, bias=False), nn.Linear(300, 200, bias=False)
+
+        def forward(self, x):
+            return self.left(x) + self.right(x)
+
+    releases = (
+        ClippedSum(0.5, ("left.weight",), 0.2, headroom=0.0),
+        ClippedSum(2.0, ("right.weight",), 0.8, headroom=0.0),
+    )
+    data = (torch.zeros(2, 300), torch.zeros(2, dtype=torch.long))
+    gradient = answer(Two(), data, books, request(rate=1e-18, multiplier=1.5, size=1.0, releases=releases))
+    assert accepts(gradient["left.weight"].flatten().double().numpy(), 1.5 * 0.5 / 0.2**0.5)
+    assert accepts(gradient["right.weight"].flatten().double().numpy(), 1.5 * 2.0 / 0.8**0.5)
+
+
+def test_noise_is_added_once_however_many_micro_batches(books, model, records, monkeypatch):
+    calls = []
+    right = mechanisms.gaussian
+    monkeypatch.setattr(mechanisms, "gaussian", lambda *a: calls.append(a) or right(*a))
+    answer(model, records, books, request(), micro_batch=3)
+    assert len(calls) == len(NAMES)
+
+
+def test_every_parameter_and_step_has_its_own_noise(books, model, records):
+    held = curator(model, records, books)
+    first, second = (flat(held.answer(request(rate=1e-18), cross_entropy).gradient) for _ in range(2))
+    values = torch.cat([first, second])
+    assert len(values.unique()) == len(values)
+
+
+# --- sensitivity ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CLIPS)
+@pytest.mark.parametrize("micro_batch", [1, 7, 39, 40, 256])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+def test_removing_one_record_moves_the_answer_by_at_most_the_sensitivity(
+    books, model, records, kind, micro_batch, scale
+):
+    """Same coins (rate 1), same noise: what is left is the influence of the last record, an outlier at scale 1e4."""
+    inputs, targets = records
+    inputs = inputs.clone()
+    inputs[-1] *= scale
+    asked = request(releases=CLIPS[kind](0.3))
+    with_record = answer(model, (inputs, targets), books, asked, micro_batch=micro_batch)
+    without = answer(model, (inputs[:-1], targets[:-1]), books, asked, micro_batch=micro_batch)
+    for release in asked.releases:
+        names = release.parameters or NAMES
+        moved = torch.cat([(with_record[name] - without[name]).flatten() for name in names]).double().norm() * 40
+        assert moved <= release.sensitivity + 1e-5
+
+
+@pytest.mark.parametrize("kind", CLIPS)
+def test_the_answer_is_the_clipped_sum_plus_noise_over_the_declared_size(books, model, records, kind):
+    """The declared size is 50 and the data has 40 records: the answer is divided by 50."""
+    releases = CLIPS[kind](0.3)
+    asked = request(size=50.0, releases=releases)
+    released = flat(answer(model, records, books, asked))
+    noise = flat(answer(model, records, books, request(rate=1e-18, size=50.0, releases=releases)))
+    torch.testing.assert_close(released - noise, exact_sum(model, records, releases) / 50, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_non_finite_record_changes_nothing_for_the_others(books, model, records, bad):
+    inputs, targets = records
+    poisoned = inputs.clone()
+    poisoned[-1, 2] = bad
+    expected = flat(answer(model, (inputs[:-1], targets[:-1]), books, request()))
+    assert torch.equal(flat(answer(model, (poisoned, targets), books, request())), expected)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 13, 40, 1000])
+@pytest.mark.parametrize("kind", CLIPS)
+def test_micro_batches_are_a_pure_memory_knob(books, model, records, micro_batch, kind):
+    model = model.double()
+    data = (records[0].double(), records[1])
+    asked = request(rate=0.6, releases=CLIPS[kind](0.3))
+    torch.testing.assert_close(
+        flat(answer(model, data, books, asked, micro_batch=micro_batch)),
+        flat(answer(model, data, books, asked)),
+        rtol=1e-12,
+        atol=1e-14,
+    )
+
+
+# --- order, charges, draws ------------------------------------------------------------------------------------------------
+
+
+class Watched(Records):
+    """Notes when records are read."""
+
+    def __init__(self, records, log):
+        inner = as_records(records)
+        super().__init__(len(inner), lambda indices: log.append("read") or inner.batch(indices), inner.example)
+
+
+class Loud:
+    def __init__(self, log, *, refuse=False):
+        self.log, self.refuse = log, refuse
+
+    def charge(self, event):
+        if self.refuse:
+            raise BudgetExhausted("no")
+        self.log.append("charge")
+
+
+def test_the_charge_comes_before_any_record_is_read_and_before_the_release(model, records, monkeypatch):
+    log = []
+    right = mechanisms.gaussian
+    monkeypatch.setattr(mechanisms, "gaussian", lambda *a: log.append("noise") or right(*a))
+    held = Curator(
+        Watched(records, log), ReferenceGradients(model, "vmap"), Loud(log), Randomness.seeded(0), Execution(20)
+    )
+    held.answer(request(), cross_entropy)
+    assert log == ["charge", "read", "read", *["noise"] * len(NAMES)]
+
+
+def test_a_refused_charge_reads_nothing(model, records):
+    log = []
+    held = Curator(
+        Watched(records, log),
+        ReferenceGradients(model, "vmap"),
+        Loud(log, refuse=True),
+        Randomness.seeded(0),
+        Execution(),
+    )
+    with pytest.raises(BudgetExhausted):
+        held.answer(request(), cross_entropy)
+    assert log == []
+
+
+def test_an_empty_batch_is_charged_and_noised(books, model, records):
+    gradient = flat(answer(model, records, books, request(rate=1e-18)))
+    assert books.events == [Event(1e-18, 1.0)]
+    assert (gradient != 0).all()
+
+
+def test_every_request_has_its_own_draw(model, records, books):
+    held = curator(model, records, books)
+    sizes = [sum(len(y) for _, y in held.open(request(rate=0.5)).micro_batches()) for _ in range(30)]
+    assert len(set(sizes)) > 3
+    members = [
+        frozenset(x[0].item() for inputs, _ in held.open(request(rate=0.5)).micro_batches() for x in inputs)
+        for _ in range(10)
+    ]
+    assert len(set(members)) == 10
+
+
+def test_a_draw_is_walked_and_released_once(model, records, books):
+    draw = curator(model, records, books).open(request())
+    assert len(list(draw.micro_batches())) == 1
+    assert list(draw.micro_batches()) == []
+    draw.release()
+    with pytest.raises(WrongOrder, match="released already"):
+        draw.release()
+
+
+def test_a_crash_after_the_coins_burns_the_charge(model, records, books):
+    def broken(outputs, targets):
+        raise ZeroDivisionError
+
+    held = curator(model, records, books)
+    with pytest.raises(ZeroDivisionError):
+        held.answer(request(), broken)
+    assert len(books.events) == 1
+
+
+@pytest.mark.parametrize("names", [NAMES[:3], (*NAMES, "other")])
+def test_groups_that_miss_a_parameter_are_refused_before_the_charge(model, records, books, names):
+    with pytest.raises(InvalidArgument, match="every trained parameter"):
+        answer(model, records, books, request(releases=(ClippedSum(1.0, names),)))
+    assert books.events == []
+
+
+def test_frozen_parameters_are_neither_released_nor_clipped(model, records, books):
+    model[0].requires_grad_(False)
+    held = curator(model, records, books)
+    assert set(held.answer(request(), cross_entropy).gradient) == {"2.weight", "2.bias"}
+
+
+def test_the_answer_has_the_type_of_the_parameter(model, records, books):
+    assert answer(model, records, books, request())["0.weight"].dtype == torch.float32

@@ -1,0 +1,83 @@
+"""The rooms import in one direction only, as docs/architecture.md draws them."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "apportion"
+FOUNDATION = {"errors", "validate", "budget", "request"}
+MAY_IMPORT = {
+    "errors": set(),
+    "validate": {"errors"},
+    "budget": {"errors", "validate"},
+    "request": {"errors", "validate"},
+    "accounting": FOUNDATION,
+    "strategies": FOUNDATION,
+    "curator": FOUNDATION,
+    "training": FOUNDATION | {"accounting", "strategies", "curator"},
+    "lab": FOUNDATION | {"accounting", "strategies", "curator", "training", ""},
+    "cli": FOUNDATION | {"accounting", "strategies", "curator", "training", "lab", ""},
+}
+WITHOUT_TORCH = FOUNDATION | {"accounting", "strategies"}
+
+
+def room_of(path):
+    return path.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            if node.module == "apportion":
+                yield from ((f"apportion.{alias.name}", node) for alias in node.names)
+            else:
+                yield node.module, node
+
+
+FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_one_way(path):
+    room = room_of(path)
+    for name, _ in imports_of(path):
+        if not name.startswith("apportion"):
+            continue
+        other = name.split(".")[1] if "." in name else ""
+        other = other if (SOURCE / other).is_dir() or (SOURCE / f"{other}.py").exists() else ""
+        assert other == room or other in MAY_IMPORT[room], f"{room} must not import {name}"
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if room_of(path) in WITHOUT_TORCH], ids=lambda path: str(path.relative_to(SOURCE))
+)
+def test_these_rooms_need_no_torch(path):
+    text = path.read_text(encoding="utf-8")
+    outside_type_checking = [
+        node
+        for name, node in imports_of(path)
+        if name.split(".")[0] == "torch" and not text.splitlines()[node.lineno - 1].startswith("    ")
+    ]
+    assert not outside_type_checking
+
+
+def test_importing_the_package_imports_no_torch():
+    program = (
+        "import sys, apportion; apportion.Budget; apportion.clip.Fixed(1.0); apportion.recipes.abadi();"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_every_public_name_exists():
+    import apportion
+
+    assert all(getattr(apportion, name) is not None for name in apportion.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = apportion.nonsense

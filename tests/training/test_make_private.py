@@ -1,0 +1,266 @@
+"""The hand-written loop: same answers as `train`, and no way around the books."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+import apportion as ap
+from apportion.curator.randomness import Randomness
+
+SMALL = {"population": 40, "sample_rate": 0.5, "steps": 5, "seed": 0}
+
+
+def weights(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def private(model, data, budget, *, lr=0.5, **options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    return ap.make_private(model, optimizer, data, budget=budget, **{**SMALL, **options})
+
+
+def loop(run, loss_fn=cross_entropy):
+    """The loop of the documentation. Returns the sizes of the batches it saw."""
+    sizes = []
+    for x, y in run.batches():
+        sizes.append(len(y))
+        run.optimizer.zero_grad()
+        loss_fn(run.model(x), y).backward()
+        run.optimizer.step()
+    return sizes
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 7, 1000])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_it_trains_exactly_as_train_does(records, budget, micro_batch, reduction):
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    second, data = copy.deepcopy(first), (records[0].double(), records[1])
+    ap.train(first, cross_entropy, data, budget=budget, lr=0.5, clip=ap.clip.Decay(start=0.4), **SMALL)
+    run = private(
+        second,
+        data,
+        budget,
+        clip=ap.clip.Decay(start=0.4),
+        execution=ap.Execution(micro_batch=micro_batch),
+        loss_reduction="sum" if reduction == "sum" else "mean",
+    )
+    loop(run, lambda outputs, y: cross_entropy(outputs, y, reduction=reduction))
+    torch.testing.assert_close(weights(second), weights(first), rtol=1e-10, atol=1e-12)
+    assert run.steps == 5
+
+
+def test_recurrent_models_run_record_by_record(budget):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.recurrent, self.output = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.output(self.recurrent(x)[0][:, -1])
+
+    torch.manual_seed(0)
+    first = Recurrent().double()
+    second, data = copy.deepcopy(first), (torch.randn(12, 5, 3).double(), torch.randint(0, 2, (12,)))
+    options = {**SMALL, "population": 12, "steps": 2}
+    ap.train(first, cross_entropy, data, budget=budget, lr=0.5, **options)
+    loop(private(second, data, budget, **options))
+    torch.testing.assert_close(weights(second), weights(first), rtol=1e-10, atol=1e-12)
+
+
+def test_the_step_waits_for_the_whole_logical_batch(model, records, budget):
+    run = private(model, records, budget, sample_rate=1.0, steps=1, execution=ap.Execution(micro_batch=16))
+    seen = []
+    for x, y in run.batches():
+        before = weights(model).clone()
+        cross_entropy(run.model(x), y).backward()
+        run.optimizer.step()
+        seen.append((len(y), torch.equal(weights(model), before)))
+    assert seen == [(16, True), (16, True), (8, False)]
+
+
+def test_empty_draws_are_completed_inside(budget):
+    """Ten records at a rate where one draw in three is empty: every step is charged, noised and applied."""
+    rate = 1 - (1 / 3) ** (1 / 10)
+    steps = 60
+    data = (torch.randn(10, 4), torch.randint(0, 2, (10,)))
+    randomness = Randomness.seeded(0)
+    draws = [int(randomness.next_draw().coins.coins(10, rate).sum()) for _ in range(steps)]
+    empty = draws.count(0)
+    assert 10 < empty < 30
+    model = nn.Linear(4, 2)
+    run = private(model, data, budget, population=10, sample_rate=rate, steps=steps)
+    assert loop(run) == [size for size in draws if size]
+    assert run.steps == steps == len(run.history)
+    assert sum(run._session.account.ledger.counts().values()) == steps
+    assert run.epsilon() <= 3.0
+
+
+def test_an_empty_draw_moves_the_model(model, records, budget):
+    before = weights(model).clone()
+    run = private(model, records, budget, sample_rate=1e-15, steps=3, noise=ap.noise.Constant(1.0))
+    assert loop(run) == []
+    assert run.steps == 3
+    assert (weights(model) != before).all()
+
+
+def test_training_stops_at_the_budget_by_itself(model, records, budget):
+    run = private(model, records, budget)
+    loop(run)
+    assert run.steps_left == 0
+    with pytest.raises(ap.BudgetExhausted, match="5 steps are spent"):
+        run.batches()
+    with pytest.raises(ap.WrongOrder, match="no batch is open"):
+        run.optimizer.step()
+    assert run.steps == 5
+
+
+def test_batches_of_an_epoch_at_a_time(model, records, budget):
+    run = private(model, records, budget, steps=4, sample_rate=1.0)
+    for epoch in (1, 2):
+        for x, y in run.batches(steps=2):
+            cross_entropy(run.model(x), y).backward()
+            run.optimizer.step()
+        assert run.steps == 2 * epoch
+
+
+def test_parameter_groups_keep_their_learning_rates(model, records, budget):
+    first = copy.deepcopy(model)
+    groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters(), "lr": 0.5}]
+    run = ap.make_private(model, torch.optim.SGD(groups, lr=1.0), records, budget=budget, **SMALL)
+    loop(run)
+    assert torch.equal(model[0].weight, first[0].weight)
+    assert not torch.equal(model[2].weight, first[2].weight)
+    assert run.history[0].learning_rate == (0.0, 0.5)
+
+
+def test_schedulers_work_on_the_original_optimizer(model, records, budget):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    run = ap.make_private(model, optimizer, records, budget=budget, **{**SMALL, "sample_rate": 1.0})
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+    for x, y in run.batches():
+        cross_entropy(run.model(x), y).backward()
+        run.optimizer.step()
+        scheduler.step()
+    assert [entry.learning_rate[0] for entry in run.history] == [1.0, 0.5, 0.25, 0.125, 0.0625]
+
+
+def test_evaluation_inside_the_loop_uses_the_plain_model(model, records, budget):
+    run = private(model, records, budget, sample_rate=1.0)
+    for x, y in run.batches():
+        run.model.eval()
+        assert run.model(records[0][:3]).shape == (3, 2)
+        run.model.train()
+        with torch.no_grad():
+            run.model(records[0][:7])
+        cross_entropy(run.model(x), y).backward()
+        run.optimizer.step()
+    assert run.steps == 5
+
+
+def test_a_nan_record_contributes_nothing(records, budget):
+    def final(data):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        loop(private(model, data, budget, sample_rate=1.0, steps=2), lambda o, y: cross_entropy(o, y, reduction="none"))
+        return weights(model)
+
+    inputs, targets = records
+    poisoned = inputs.clone()
+    poisoned[-1] = math.nan
+    assert torch.equal(final((poisoned, targets)), final((inputs[:-1], targets[:-1])))
+
+
+# --- mistakes in the loop -------------------------------------------------------------------------------------------------
+
+
+def mistake_no_step(run, x, y):
+    cross_entropy(run.model(x), y).backward()
+
+
+def mistake_no_backward(run, x, y):
+    run.model(x)
+    run.optimizer.step()
+
+
+def mistake_two_forwards(run, x, y):
+    run.model(x)
+    run.model(x)
+
+
+def mistake_two_backwards(run, x, y):
+    loss = cross_entropy(run.model(x), y)
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def mistake_two_steps(run, x, y):
+    cross_entropy(run.model(x), y).backward()
+    run.optimizer.step()
+    run.optimizer.step()
+
+
+def mistake_part_of_the_batch(run, x, y):
+    run.model(x[:-1])
+
+
+def mistake_other_records(run, x, y):
+    run.model(torch.cat([x, x]))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (mistake_no_step, "left without private.optimizer.step"),
+        (mistake_no_backward, "before each private.optimizer.step"),
+        (mistake_two_forwards, "called twice"),
+        (mistake_two_backwards, "twice on one batch"),
+        (mistake_two_steps, "before each private.optimizer.step"),
+        (mistake_part_of_the_batch, "the batch has 40"),
+        (mistake_other_records, "the batch has 40"),
+    ],
+)
+def test_a_loop_that_breaks_the_guarantee_is_stopped(model, records, budget, mistake, words):
+    run = private(model, records, budget, sample_rate=1.0)
+    with pytest.raises(ap.WrongOrder, match=words):
+        for x, y in run.batches():
+            mistake(run, x, y)
+
+
+def test_a_forward_pass_outside_the_loop_is_stopped(model, records, budget):
+    run = private(model, records, budget)
+    with pytest.raises(ap.WrongOrder, match="no batch is open"):
+        run.model(records[0])
+
+
+@pytest.mark.parametrize(
+    ("declared", "loss"),
+    [
+        ("mean", lambda o, y: cross_entropy(o, y, reduction="sum")),
+        ("sum", cross_entropy),
+        ("mean", lambda o, y: mse_loss(o[:, 0], y.float(), reduction="sum")),
+        ("sum", lambda o, y: cross_entropy(o, y, reduction="none").mean()),
+        ("mean", lambda o, y: cross_entropy(o, y, reduction="none").sum() / 3),
+    ],
+)
+def test_a_reduction_that_is_not_the_declared_one_is_refused(model, records, budget, declared, loss):
+    run = private(model, records, budget, sample_rate=1.0, loss_reduction=declared)
+    with pytest.raises(ap.InvalidArgument, match="loss_reduction"):
+        loop(run, loss)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o, y: cross_entropy(o, y, weight=torch.tensor([1.0, 2.0])),
+        lambda o, y: cross_entropy(o, torch.where(torch.arange(len(y)) < 3, -100, y)),
+        lambda o, y: cross_entropy(o, y, reduction="none").reshape(-1, 2),
+    ],
+)
+def test_losses_that_divide_by_the_batch_are_refused(model, records, budget, loss):
+    with pytest.raises(ap.UnsupportedModel, match="loss"):
+        loop(private(model, records, budget, sample_rate=1.0), loss)
