@@ -43,9 +43,10 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. Deliberate errors are one line on standard error and exit code 2."""
-    warnings.showwarning = _one_line
     try:
-        code = app(args=arguments, standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _one_line
+            code = app(args=arguments, standalone_mode=False)
     except ApportionError as error:
         _fail(str(error))
     except _CommandLineError as error:

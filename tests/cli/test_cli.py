@@ -1,0 +1,208 @@
+"""The command line as a person and as a script use it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from apportion.cli.main import main
+
+BUDGET = ["--epsilon", "3", "--delta", "1e-5", "--unit", "record", "--population", "1437"]
+QUICK = ["--data", "digits", "--model", "linear", "--sample-rate", "0.1", "--steps", "3", "--lr", "1"]
+
+
+@pytest.fixture
+def apportion(capsys, monkeypatch, tmp_path):
+    """Run a command in an empty folder; returns exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as stop:
+            main(list(arguments))
+        printed = capsys.readouterr()
+        return stop.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def test_train_prints_one_run_object_last(apportion, tmp_path):
+    code, out, _ = apportion(
+        "train", *QUICK, *BUDGET, "--recipe", "lin-decay", "--set", "clip.start=0.7", "--out", "r", "--json"
+    )
+    run = json.loads(out.strip().splitlines()[-1])
+    assert code == 0
+    assert run["recipe"] == "lin-decay"
+    assert run["clip"]["start"] == 0.7
+    assert 0.998 * 3 <= run["epsilon"] <= run["target_epsilon"] == 3.0
+    assert 0 <= run["test_accuracy"] <= 1
+    assert run["seed"] is None
+    assert run["private"] is True
+    for file in (
+        "public/privacy.md",
+        "public/weights.safetensors",
+        "secret/ledger.sqlite",
+        "results.json",
+        "report.html",
+    ):
+        assert (tmp_path / "r" / file).exists(), file
+
+
+def test_train_without_privacy(apportion):
+    code, out, _ = apportion("train", *QUICK, "--population", "1437", "--recipe", "non-private", "--json")
+    run = json.loads(out.strip().splitlines()[-1])
+    assert code == 0
+    assert run["epsilon"] is None
+
+
+def test_compare_writes_results_and_report_and_says_what_to_try(apportion, tmp_path):
+    code, out, err = apportion(
+        "compare", *QUICK, "--epsilon", "3", "--seed", "0", "--seed", "1", "--out", "c", "--recipe", "abadi"
+    )
+    results = json.loads((tmp_path / "c" / "results.json").read_text())
+    assert code == 0
+    assert [run["seed"] for run in results["runs"]] == [0, 1]
+    assert len(results["cells"]) == 1
+    assert "NOT private" in out
+    assert "report.html" in out
+    assert "Try next" in out
+    assert "ε = 2.99" in err, "no word about the budget spent"
+    (tmp_path / "c" / "report.html").unlink()
+    assert apportion("report", "c")[0] == 0
+    assert (tmp_path / "c" / "report.html").stat().st_size > 100_000
+
+
+def test_compare_takes_a_file_and_options_override_it(apportion, tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'data = "digits"\nmodel = "linear"\nepsilon = 3.0\ndelta = 1e-5\nunit = "record"\npopulation = 1437\n'
+        'sample_rate = 0.1\nsteps = 3\nlr = 1.0\nseeds = [4]\n[[recipe]]\nname = "abadi"\nclip.threshold = 0.2\n'
+    )
+    code, out, _ = apportion("compare", "mine.toml", "--epsilon", "1", "--batch-size", "100", "--json")
+    results = json.loads(out.strip().splitlines()[-1])
+    assert code == 0
+    assert results["runs"][0]["target_epsilon"] == 1.0
+    assert results["runs"][0]["expected_batch_size"] == pytest.approx(100)
+    assert results["runs"][0]["clip"]["threshold"] == 0.2
+    assert results["runs"][0]["seed"] == 4
+    assert "history" not in results["runs"][0]
+
+
+def test_own_data_and_model(apportion, tmp_path, monkeypatch):
+    (tmp_path / "my_project.py").write_text(
+        "import torch, apportion as ap\n"
+        "def data():\n"
+        "    x = torch.randn(60, 4)\n"
+        "    return (x, (x.sum(1) > 0).long()), ap.Public((x, (x.sum(1) > 0).long()))\n"
+        "def unprotected():\n"
+        "    x = torch.randn(60, 4)\n"
+        "    return (x, x.sum(1).long()), (x, x.sum(1).long())\n"
+        "def model():\n"
+        "    return torch.nn.Linear(4, 2)\n"
+        "def mixing():\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))\n"
+    )
+    monkeypatch.delitem(sys.modules, "my_project", raising=False)
+    own = ["--data", "my_project:data", "--sample-rate", "0.2", "--steps", "3", "--lr", "1", "--json"]
+    code, out, _ = apportion("train", *own, "--model", "my_project:model", *BUDGET[:-1], "60")
+    assert code == 0
+    assert json.loads(out.strip().splitlines()[-1])["data"] == "my_project:data"
+    code, _, err = apportion("train", *own, "--model", "my_project:mixing", *BUDGET[:-1], "60", "--out", "mixed")
+    assert code == 2
+    assert "BatchNorm1d" in err
+    assert not (tmp_path / "mixed").exists()
+    code, _, err = apportion("compare", *own, "--model", "my_project:model", "--recipe", "abadi", "--epsilon", "3")
+    assert code == 2
+    assert "population" in err or "delta" in err
+    own[1] = "my_project:unprotected"
+    code, _, err = apportion("train", *own, "--model", "my_project:model", *BUDGET[:-1], "60")
+    assert code == 2
+    assert "declared public" in err
+    code, out, _ = apportion("check", "--model", "my_project:mixing", "--fix")
+    assert code == 1
+    assert "BatchNorm1d" in out
+    assert "GroupNorm" in out
+    code, out, _ = apportion("check", "--model", "mlp", "--data", "digits", "--json")
+    assert code == 0
+    assert json.loads(out)["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", *QUICK, *BUDGET, "--epsilon", "0"], "epsilon=0.0"),
+        (["train", *QUICK, *BUDGET, "--epsilon", "-2"], "epsilon=-2.0"),
+        (["train", *QUICK, *BUDGET, "--epsilon", "nan"], "epsilon=nan"),
+        (["train", *QUICK, *BUDGET, "--epsilon", "three"], "--epsilon"),
+        (["train", *QUICK, *BUDGET, "--delta", "1"], "delta=1.0"),
+        (["train", *QUICK, *BUDGET, "--delta", "0"], "delta=0.0"),
+        (["train", *QUICK, *BUDGET, "--unit", "person"], "unit='person'"),
+        (["train", *QUICK, *BUDGET[2:]], "epsilon=None"),
+        (["train", *QUICK, *BUDGET[:2], *BUDGET[4:]], "delta=None"),
+        (["train", *QUICK, *BUDGET[:4], *BUDGET[6:]], "unit=None"),
+        (["train", *QUICK, *BUDGET[:6]], "population=None.*1437"),
+        (["train", *QUICK, *BUDGET, "--set", "clip.threshold=0"], "clip.threshold=0"),
+        (["train", *QUICK, *BUDGET, "--set", "clip.threshold=NaN"], "clip.threshold=nan"),
+        (["train", *QUICK, *BUDGET, "--set", "clip.treshold=1"], "Did you mean 'threshold'"),
+        (["train", *QUICK, *BUDGET, "--set", "threshold"], "ROLE.PARAMETER=VALUE"),
+        (["train", *QUICK, *BUDGET, "--recipe", "lin-dekay"], "Did you mean 'lin-decay'"),
+        (["train", *QUICK, *BUDGET, "--sample-rate", "2"], "sample_rate=2.0"),
+        (["train", *QUICK, *BUDGET, "--batch-size", "10"], "both was given"),
+        (["train", *QUICK, *BUDGET, "--optimizer", "sdg"], "Did you mean 'sgd'"),
+        (["train", *QUICK, *BUDGET, "--data", "digit"], "Did you mean 'digits'"),
+        (["train", *QUICK, *BUDGET, "--model", "cnm"], "Did you mean 'cnn'"),
+        (["train", *QUICK, *BUDGET, "--model", "no_such:model"], "cannot be imported"),
+        (["train", *QUICK, *BUDGET, "--poisson", "no"], "--poisson"),
+        (["train", *BUDGET], "data=None"),
+        (["compare", "nothing.toml"], "nothing.toml"),
+        (["compare", "--data", "digits"], "epsilon=None"),
+        (["report", "nowhere"], "nowhere"),
+        (["data", "fetch", "mnst"], "Did you mean 'mnist'"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(apportion, tmp_path, arguments, words):
+    import re
+
+    code, out, err = apportion(*arguments)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert len(err.strip().splitlines()) == 1
+    assert re.search(words, err), err
+    assert "Traceback" not in out + err
+    assert not list(tmp_path.rglob("ledger.sqlite")), "something was charged"
+
+
+def test_a_weak_delta_is_a_warning_of_one_line(tmp_path):
+    """In a process of its own: the suite turns warnings into errors."""
+    arguments = ["train", *QUICK, *BUDGET, "--delta", "0.01", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "apportion.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    warned = [line for line in done.stderr.splitlines() if "warning" in line.lower()]
+    assert len(warned) == 1
+    assert warned[0].startswith("warning: delta=0.01 is larger than 1/population")
+
+
+def test_help_teaches_and_imports_nothing_heavy():
+    program = (
+        "import sys; from apportion.cli.main import main\n"
+        "try: main(['train', '--help'])\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'plotly', 'sklearn', 'dp_accounting'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for words in ("--epsilon", "--population", "Example: apportion train", "have no default"):
+        assert words in done.stdout
+
+
+def test_version(apportion):
+    from apportion import __version__
+
+    assert apportion("--version")[1].strip() == __version__
