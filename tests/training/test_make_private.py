@@ -9,7 +9,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import apportion as ap
+from apportion.curator import curator as curator_module
+from apportion.curator import mechanisms
 from apportion.curator.randomness import Randomness
+from apportion.request import ClippedSum
 
 SMALL = {"population": 40, "sample_rate": 0.5, "steps": 5, "seed": 0}
 
@@ -264,3 +267,42 @@ def test_a_reduction_that_is_not_the_declared_one_is_refused(model, records, bud
 def test_losses_that_divide_by_the_batch_are_refused(model, records, budget, loss):
     with pytest.raises(ap.UnsupportedModel, match="loss"):
         loop(private(model, records, budget, sample_rate=1.0), loss)
+
+
+class Restless:
+    """A badly behaved strategy: not frozen, and changed from outside while a batch is open."""
+
+    threshold = 0.5
+
+    def init(self, context):
+        return None
+
+    def propose(self, state, context):
+        return (ClippedSum(self.threshold),)
+
+    def observe(self, state, released):
+        return None
+
+
+def test_a_threshold_changed_inside_a_logical_batch_waits_for_the_next_one(model, records, budget, monkeypatch):
+    """Clip and noise of one draw come from its one frozen request, whatever happens to the strategy meanwhile."""
+    deviations, clips = [], []
+    noise, sums = mechanisms.gaussian, curator_module.clipped_sums
+    monkeypatch.setattr(
+        mechanisms, "gaussian", lambda t, deviation, n: deviations.append(deviation) or noise(t, deviation, n)
+    )
+    monkeypatch.setattr(
+        curator_module, "clipped_sums", lambda r, releases: clips.append(releases[0].threshold) or sums(r, releases)
+    )
+    strategy = Restless()
+    run = private(
+        model, records, budget, sample_rate=1.0, steps=2, clip=strategy, execution=ap.Execution(micro_batch=20)
+    )
+    for number, (x, y) in enumerate(run.batches()):
+        strategy.threshold = 10.0 + number
+        cross_entropy(run.model(x), y).backward()
+        run.optimizer.step()
+    multiplier = run.history[0].noise_multiplier * (1 + 1e-4)
+    assert clips == [0.5, 0.5, 11.0, 11.0]
+    assert deviations == pytest.approx([0.5 * multiplier] * 4 + [11.0 * multiplier] * 4)
+    assert [entry.clip for entry in run.history] == [(0.5,), (11.0,)]
