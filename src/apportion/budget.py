@@ -36,13 +36,10 @@ class Budget:
     unit: Record
 
     def __post_init__(self) -> None:
-        validate.positive("epsilon", self.epsilon, "it is the privacy loss to be spent", "Try epsilon=3.0")
-        validate.in_open_unit(
-            "delta",
-            self.delta,
-            "it is the probability that the bound fails",
-            "Use less than 1/population, e.g. delta=1e-5",
-        )
+        reason = "it is the privacy loss to be spent"
+        validate.store(self, epsilon=validate.positive("epsilon", self.epsilon, reason, "Try epsilon=3.0"))
+        reason, fix = "it is the probability that the bound fails", "Use less than 1/population, e.g. delta=1e-5"
+        validate.store(self, delta=validate.in_open_unit("delta", self.delta, reason, fix))
         if not isinstance(self.unit, Record):
             raise InvalidArgument(
                 "unit",

@@ -37,12 +37,12 @@ class Event:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        validate.probability("sample_rate", self.sample_rate, "it is a probability", "Use batch_size / population")
-        validate.positive(
-            "noise_multiplier",
-            self.noise_multiplier,
-            "without noise no finite epsilon holds",
-            "Leave noise uncalibrated to have it solved from the budget",
+        rate, noise = "it is a probability", "without noise no finite epsilon holds"
+        fix = "Leave the multiplier out to have it solved from the budget"
+        validate.store(
+            self,
+            sample_rate=validate.probability("sample_rate", self.sample_rate, rate, "Use batch_size / population"),
+            noise_multiplier=validate.positive("noise_multiplier", self.noise_multiplier, noise, fix),
         )
 
     def covers(self, other: Event) -> bool:
@@ -69,9 +69,16 @@ class ClippedSum:
     headroom: float = FLOAT32_HEADROOM
 
     def __post_init__(self) -> None:
-        validate.positive("threshold", self.threshold, "it bounds what one record can do", "Try threshold=1.0")
-        validate.probability("share", self.share, "it is a part of the request's budget", "Shares must add up to 1")
-        validate.non_negative("headroom", self.headroom, "it is a relative rounding error", "Use 1e-4 for float32")
+        validate.store(
+            self,
+            threshold=validate.positive(
+                "threshold", self.threshold, "it bounds what one record can do", "Try threshold=1.0"
+            ),
+            share=validate.probability(
+                "share", self.share, "it is a part of the request's budget", "Shares add up to 1"
+            ),
+            headroom=validate.non_negative("headroom", self.headroom, "it is a relative rounding error", "Try 1e-4"),
+        )
 
     @property
     def sensitivity(self) -> float:

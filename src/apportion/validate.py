@@ -63,6 +63,12 @@ def whole(argument: str, value: Any, why: str, fix: str, *, least: int = 1) -> i
     return int(number)
 
 
+def store(instance: object, **numbers: Any) -> None:
+    """Put validated numbers into a frozen dataclass, so that a NumPy or torch scalar becomes a plain one."""
+    for name, number in numbers.items():
+        object.__setattr__(instance, name, number)
+
+
 def known(argument: str, value: str, choices: Iterable[str], reason: str = "there is no such name") -> str:
     """Return `value` if it is one of `choices`; otherwise say which name is closest."""
     names = sorted(choices)

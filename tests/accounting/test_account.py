@@ -15,7 +15,7 @@ TOKEN = Event(0.1, 2.0)
 
 
 def account(tokens, path=None):
-    return Account(BUDGET, tokens, PrivacyLossAccountant(), Ledger(path))
+    return Account(BUDGET, tokens, PrivacyLossAccountant(), Ledger.create(path))
 
 
 def test_tokens_are_spent_and_then_refused(tmp_path):
@@ -24,7 +24,7 @@ def test_tokens_are_spent_and_then_refused(tmp_path):
     spending.charge(TOKEN)
     with pytest.raises(BudgetExhausted, match="2 steps are spent"):
         spending.charge(TOKEN)
-    assert list(Ledger(tmp_path / "ledger.sqlite").events()) == [TOKEN, TOKEN]
+    assert list(Ledger.open(tmp_path / "ledger.sqlite").events()) == [TOKEN, TOKEN]
 
 
 @pytest.mark.parametrize("event", [Event(0.1, 1.99), Event(0.11, 2.0)])
@@ -53,7 +53,7 @@ def test_reading_epsilon_changes_nothing():
 
 def test_the_ledger_is_append_only(tmp_path):
     path = tmp_path / "ledger.sqlite"
-    Ledger(path).append(TOKEN)
+    Ledger.create(path).append(TOKEN)
     connection = sqlite3.connect(path)
     for statement in ("DELETE FROM charges", "UPDATE charges SET noise_multiplier = 100"):
         with pytest.raises(sqlite3.IntegrityError, match="append-only"):
@@ -65,25 +65,36 @@ def test_a_charge_survives_a_process_that_dies_at_once(tmp_path):
     path = tmp_path / "ledger.sqlite"
     program = (
         "import os, sys; from pathlib import Path; from apportion.accounting.ledger import Ledger;"
-        "from apportion.request import Event; Ledger(Path(sys.argv[1])).append(Event(0.1, 2.0)); os._exit(9)"
+        "from apportion.request import Event; Ledger.create(Path(sys.argv[1])).append(Event(0.1, 2.0)); os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == 9
-    assert list(Ledger(path).events()) == [TOKEN]
+    assert list(Ledger.open(path).events()) == [TOKEN]
 
 
 def test_a_copy_holds_the_same_charges(tmp_path):
-    ledger = Ledger()
+    ledger = Ledger.create()
     ledger.append(TOKEN)
     ledger.append(Event(0.2, 1.0))
     ledger.copy_to(tmp_path / "deep" / "copy.sqlite")
-    assert list(Ledger(tmp_path / "deep" / "copy.sqlite").events()) == list(ledger.events())
+    assert list(Ledger.open(tmp_path / "deep" / "copy.sqlite").events()) == list(ledger.events())
 
 
 def test_a_file_that_is_no_ledger_is_refused(tmp_path):
     path = tmp_path / "ledger.sqlite"
     path.write_text("this is not a database, and never was one: " * 50)
-    with pytest.raises(InvalidArgument, match="cannot be opened"):
-        Ledger(path)
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        Ledger.open(path)
+    with pytest.raises(InvalidArgument, match="earlier run already"):
+        Ledger.create(path)
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        Ledger.open(tmp_path / "missing.sqlite")
+
+
+def test_a_ledger_serves_one_account(tmp_path):
+    ledger = Ledger.create(tmp_path / "ledger.sqlite")
+    ledger.append(TOKEN)
+    with pytest.raises(InvalidArgument, match="charges of an earlier run"):
+        Account(BUDGET, [TOKEN], PrivacyLossAccountant(), ledger)
 
 
 def test_accounting_imports_no_torch():

@@ -15,7 +15,7 @@ from apportion.curator.curator import Curator, Execution
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records, as_records
-from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
+from apportion.errors import BudgetExhausted, InvalidArgument, UnsupportedModel, WrongOrder
 from apportion.request import ClippedSum, Event, Request
 
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
@@ -262,13 +262,109 @@ def test_a_draw_is_walked_and_released_once(model, records, books):
 
 
 def test_a_crash_after_the_coins_burns_the_charge(model, records, books):
-    def broken(outputs, targets):
-        raise ZeroDivisionError
+    def interrupted(outputs, targets):
+        raise KeyboardInterrupt
 
     held = curator(model, records, books)
-    with pytest.raises(ZeroDivisionError):
-        held.answer(request(), broken)
+    with pytest.raises(KeyboardInterrupt):
+        held.answer(request(), interrupted)
     assert len(books.events) == 1
+
+
+def test_a_record_that_cannot_be_evaluated_contributes_zero(books, records):
+    """A word outside the vocabulary raises in the middle of a batch; whether it does must not be observable."""
+    words = torch.randint(0, 5, (40, 3))
+    spoilt = words.clone()
+    spoilt[-1, 0] = 99
+    asked = request(releases=(ClippedSum(0.3),))
+    gradients = []
+    for data in ((spoilt, records[1]), (words[:-1], records[1][:-1])):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(6, 2))
+        gradients.append(answer(model, data, books, asked))
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-5, atol=1e-7)
+
+
+class Unreadable(torch.utils.data.Dataset):
+    def __init__(self, records, broken):
+        self.records, self.broken = records, broken
+
+    def __len__(self):
+        return len(self.records[0])
+
+    def __getitem__(self, index):
+        if index == self.broken:
+            raise OSError("this record cannot be read")
+        return self.records[0][index], self.records[1][index]
+
+
+def test_a_record_that_cannot_be_read_contributes_zero(books, model, records):
+    broken = flat(answer(model, Unreadable(records, 39), books, request()))
+    without = flat(answer(model, (records[0][:-1], records[1][:-1]), books, request()))
+    torch.testing.assert_close(broken, without, rtol=1e-5, atol=1e-7)
+
+
+# --- what a model remembers -----------------------------------------------------------------------------------------------
+
+
+class Rememberer(nn.Module):
+    """Keeps what it saw in a buffer, in an attribute, and in the rows of its embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Parameter(3 * torch.ones(7, 4))
+        self.output = nn.Linear(4, 2)
+        self.register_buffer("largest", torch.tensor(0.0))
+
+    def forward(self, ids):
+        self.last = ids
+        self.largest.copy_(torch.maximum(self.largest, ids.max().float()))
+        return self.output(
+            torch.nn.functional.embedding(ids, self.words.detach(), max_norm=1.0).mean(1) + self.words.sum(0)
+        )
+
+
+def test_nothing_that_a_module_remembers_reaches_the_released_model(books):
+    model = Rememberer()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    data = (torch.tensor([[1, 2], [2, 6]]), torch.tensor([0, 1]))
+    held = Curator(as_records(data), ReferenceGradients(model, "loop"), books, Randomness.seeded(0))
+    held.answer(request(), cross_entropy)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not hasattr(model, "last")
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_loss_with_weights_of_its_own_is_refused(books, model, records):
+    scale = nn.Parameter(torch.ones(()))
+    with pytest.raises(UnsupportedModel, match="outside the model's parameters"):
+        curator(model, records, books).answer(request(), lambda o, y: scale * cross_entropy(o, y))
+
+
+def test_dropout_is_secret_and_leaves_the_global_generator_alone(books, records):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.5), nn.Linear(50, 2)).train()
+
+    def gradient(seed):
+        torch.manual_seed(123)
+        before = torch.get_rng_state()
+        released = answer(model, records, books, request(), seed=seed)
+        assert torch.equal(before, torch.get_rng_state())
+        return released["0.weight"]
+
+    assert torch.equal(gradient(1), gradient(1)), "a test seed must reproduce the masks"
+    noise_free = [
+        gradient(seed) - answer(model, records, books, request(rate=1e-18), seed=seed)["0.weight"] for seed in (1, 2)
+    ]
+    assert not torch.allclose(*noise_free), "masks must follow the secret stream, not torch's seed"
+
+
+def test_a_forked_process_gets_no_noise(books, model, records, monkeypatch):
+    held = curator(model, records, books)
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with pytest.raises(WrongOrder, match="forked"):
+        held.answer(request(), cross_entropy)
 
 
 @pytest.mark.parametrize("names", [NAMES[:3], (*NAMES, "other")])

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy, kl_div, mse_loss
 
 import apportion as ap
 from apportion.curator import curator as curator_module
@@ -141,15 +141,78 @@ def test_parameter_groups_keep_their_learning_rates(model, records, budget):
     assert run.history[0].learning_rate == (0.0, 0.5)
 
 
-def test_schedulers_work_on_the_original_optimizer(model, records, budget):
+def test_a_scheduler_is_stepped_once_a_logical_step(model, records, budget):
+    """Also after empty draws, and however many micro-batches a draw has: its course is public."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    run = ap.make_private(model, optimizer, records, budget=budget, **{**SMALL, "sample_rate": 1.0})
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
-    for x, y in run.batches():
-        cross_entropy(run.model(x), y).backward()
-        run.optimizer.step()
-        scheduler.step()
+    run = ap.make_private(
+        model,
+        optimizer,
+        records,
+        budget=budget,
+        scheduler=scheduler,
+        execution=ap.Execution(micro_batch=7),
+        **{**SMALL, "sample_rate": 0.03},
+    )
+    loop(run)
     assert [entry.learning_rate[0] for entry in run.history] == [1.0, 0.5, 0.25, 0.125, 0.0625]
+
+
+def test_settings_that_change_inside_the_loop_are_refused(model, records, budget):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+    run = ap.make_private(model, optimizer, records, budget=budget, **{**SMALL, "sample_rate": 1.0})
+    with pytest.raises(ap.WrongOrder, match="scheduler="):
+        for x, y in run.batches():
+            cross_entropy(run.model(x), y).backward()
+            run.optimizer.step()
+            scheduler.step()
+
+
+def test_settings_may_change_between_calls(model, records, budget):
+    run = private(model, records, budget, sample_rate=1.0, steps=2)
+    for rate in (0.5, 0.1):
+        run.optimizer.param_groups[0]["lr"] = rate
+        for x, y in run.batches(steps=1):
+            cross_entropy(run.model(x), y).backward()
+            run.optimizer.step()
+    assert [entry.learning_rate[0] for entry in run.history] == [0.5, 0.1]
+
+
+# --- raw gradients never reach an optimiser -------------------------------------------------------------------------------
+
+
+def test_the_original_optimizer_refuses_to_step_by_itself(model, records, budget):
+    run = private(model, records, budget, sample_rate=1.0)
+    before = weights(model).clone()
+    cross_entropy(model(records[0]), records[1]).backward()
+    with pytest.raises(ap.WrongOrder, match="belongs to a private run"):
+        run.optimizer.original.step()
+    assert torch.equal(weights(model), before)
+
+
+def test_a_parameter_added_to_the_optimizer_later_is_refused(model, records, budget):
+    run = private(model, records, budget, sample_rate=1.0)
+    run.optimizer.original.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    with pytest.raises((ap.InvalidArgument, ap.WrongOrder)):
+        loop(run)
+
+
+def test_a_trained_head_outside_the_model_is_refused(model, records, budget):
+    head = nn.Linear(2, 2)
+    run = private(model, records, budget, sample_rate=1.0)
+    with pytest.raises(ap.UnsupportedModel, match="outside the model's parameters"):
+        loop(run, lambda outputs, y: cross_entropy(head(outputs), y))
+    assert head.weight.grad is None
+
+
+def test_a_stale_gradient_of_a_frozen_parameter_is_not_applied(model, records, budget):
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model[0].requires_grad_(False)
+    before = model[0].weight.detach().clone()
+    loop(ap.make_private(model, optimizer, records, budget=budget, **SMALL))
+    assert torch.equal(model[0].weight, before)
 
 
 def test_evaluation_inside_the_loop_uses_the_plain_model(model, records, budget):
@@ -247,7 +310,7 @@ def test_a_forward_pass_outside_the_loop_is_stopped(model, records, budget):
         ("sum", cross_entropy),
         ("mean", lambda o, y: mse_loss(o[:, 0], y.float(), reduction="sum")),
         ("sum", lambda o, y: cross_entropy(o, y, reduction="none").mean()),
-        ("mean", lambda o, y: cross_entropy(o, y, reduction="none").sum() / 3),
+        ("mean", lambda o, y: cross_entropy(o, y) + cross_entropy(o, y, reduction="sum")),
     ],
 )
 def test_a_reduction_that_is_not_the_declared_one_is_refused(model, records, budget, declared, loss):
@@ -256,17 +319,48 @@ def test_a_reduction_that_is_not_the_declared_one_is_refused(model, records, bud
         loop(run, loss)
 
 
+MIXING = {
+    "class weights": lambda o, y: cross_entropy(o, y, weight=torch.tensor([1.0, 2.0])),
+    "ignored targets": lambda o, y: cross_entropy(o, torch.where(torch.arange(len(y)) < 3, -100, y)),
+    "wrong shape": lambda o, y: cross_entropy(o, y, reduction="none").reshape(-1, 2),
+    "root mean square": lambda o, y: mse_loss(o[:, 0], y.float()).sqrt(),
+    "logarithm of a mean": lambda o, y: mse_loss(o[:, 0], y.float()).log(),
+    "norm": lambda o, y: (o[:, 0] - y.float()).norm(),
+    "divided by a count": lambda o, y: cross_entropy(o, y, reduction="none").sum() / (y == 1).sum(),
+    "divided by the size": lambda o, y: cross_entropy(o, y, reduction="none").sum() / len(y),
+    "mean then sum": lambda o, y: (o - y.unsqueeze(1)).square().mean(0).sum(),
+    "batchmean": lambda o, y: kl_div(o.log_softmax(1), torch.full_like(o, 0.5), reduction="batchmean"),
+    "contrastive": lambda o, y: (o @ o.T).logsumexp(1),
+    "standardised": lambda o, y: cross_entropy((o - o.mean(0)) / (o.std(0) + 1), y),
+    "normalised by the total": lambda o, y: cross_entropy(o, y, reduction="none").softmax(0).square(),
+}
+
+
+@pytest.mark.parametrize("declared", ["mean", "sum"])
+@pytest.mark.parametrize("name", MIXING)
+def test_losses_that_mix_records_are_refused(model, records, budget, name, declared):
+    before = weights(model).clone()
+    with pytest.raises((ap.UnsupportedModel, ap.InvalidArgument), match="loss"):
+        loop(private(model, records, budget, sample_rate=1.0, loss_reduction=declared), MIXING[name])
+    assert torch.equal(weights(model), before), "an update was made"
+
+
 @pytest.mark.parametrize(
     "loss",
     [
-        lambda o, y: cross_entropy(o, y, weight=torch.tensor([1.0, 2.0])),
-        lambda o, y: cross_entropy(o, torch.where(torch.arange(len(y)) < 3, -100, y)),
-        lambda o, y: cross_entropy(o, y, reduction="none").reshape(-1, 2),
+        cross_entropy,
+        lambda o, y: cross_entropy(o, y) + mse_loss(o[:, 0], y.float()),
+        lambda o, y: -cross_entropy(o, y),
+        lambda o, y: cross_entropy(o, y, weight=torch.tensor([1.0, 2.0]), label_smoothing=0.1, reduction="none"),
+        lambda o, y: (
+            0.5 * cross_entropy(o, y, reduction="none") + mse_loss(o[:, 0], y.float(), reduction="none").sqrt()
+        ),
+        lambda o, y: torch.nn.functional.binary_cross_entropy_with_logits(o[:, 0], y.float()),
+        lambda o, y: (o - 1).square().sum(1).mean(),
     ],
 )
-def test_losses_that_divide_by_the_batch_are_refused(model, records, budget, loss):
-    with pytest.raises(ap.UnsupportedModel, match="loss"):
-        loop(private(model, records, budget, sample_rate=1.0), loss)
+def test_ordinary_losses_pass(model, records, budget, loss):
+    loop(private(model, records, budget, sample_rate=1.0, steps=2), loss)
 
 
 class Restless:

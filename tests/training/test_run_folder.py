@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_model
@@ -63,7 +64,7 @@ def test_weights_and_ledger_can_be_read_back(run, model, tmp_path):
     copy = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     load_model(copy, str(tmp_path / "run" / "public" / "weights.safetensors"))
     assert torch.equal(copy[0].weight, model[0].weight)
-    assert len(list(Ledger(tmp_path / "run" / "secret" / "ledger.sqlite").events())) == 4
+    assert len(list(Ledger.open(tmp_path / "run" / "secret" / "ledger.sqlite").events())) == 4
     checkpoint = torch.load(tmp_path / "run" / "secret" / "checkpoint.pt", weights_only=True)
     assert checkpoint["step"] == 4
 
@@ -105,7 +106,7 @@ def test_a_run_stopped_early_promises_the_whole_plan(model, records, budget):
 def test_saving_a_run_without_a_folder_copies_its_ledger(model, records, budget, tmp_path):
     run = ap.train(model, cross_entropy, records, budget=budget, population=40, sample_rate=0.25, steps=3, lr=0.5)
     run.save(tmp_path / "later")
-    assert len(list(Ledger(tmp_path / "later" / "secret" / "ledger.sqlite").events())) == 3
+    assert len(list(Ledger.open(tmp_path / "later" / "secret" / "ledger.sqlite").events())) == 3
     assert (tmp_path / "later" / "secret").stat().st_mode & 0o077 == 0
 
 
@@ -119,3 +120,29 @@ def test_a_private_loop_saves_the_original_model(model, records, budget, tmp_pat
     copy = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     load_model(copy, str(tmp_path / "run" / "public" / "weights.safetensors"))
     assert torch.equal(copy[2].weight, model[2].weight)
+
+
+def test_saving_into_the_folder_of_another_run_is_refused(run, records, budget, tmp_path):
+    other = ap.train(
+        nn.Linear(4, 2), cross_entropy, records, budget=budget, population=40, sample_rate=0.25, steps=1, lr=0.5
+    )
+    with pytest.raises(ap.InvalidArgument, match="ledger of an earlier run"):
+        other.save(tmp_path / "run")
+    assert len(list(Ledger.open(tmp_path / "run" / "secret" / "ledger.sqlite").events())) == 4
+
+
+def test_numbers_from_numpy_and_torch_can_be_saved(model, records, tmp_path):
+    run = ap.train(
+        model,
+        cross_entropy,
+        records,
+        budget=ap.Budget(epsilon=np.float32(3), delta=np.float64(1e-5), unit=ap.Record()),
+        population=np.int64(40),
+        sample_rate=torch.tensor(0.25),
+        steps=2,
+        lr=0.5,
+        clip=ap.clip.Fixed(np.float32(0.5)),
+        noise=ap.noise.Constant(torch.tensor(9.0)),
+        out=tmp_path / "numbers",
+    )
+    assert run.epsilon() > 0

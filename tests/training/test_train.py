@@ -235,6 +235,17 @@ def test_user_hooks_do_not_touch_the_accounting(model, records, budget):
     assert train(model, records, budget, optimizer=_hooked).epsilon() == expected
 
 
+def test_a_loss_module_keeps_nothing(model, records, budget):
+    class Curious(nn.Module):
+        def forward(self, outputs, targets):
+            self.seen = outputs
+            return cross_entropy(outputs, targets)
+
+    curious = Curious()
+    ap.train(model, curious, records, budget=budget, **SMALL)
+    assert not hasattr(curious, "seen")
+
+
 def _hooked(parameters, lr):
     optimizer = torch.optim.SGD(parameters, lr=lr)
     optimizer.register_step_pre_hook(lambda *_: None)

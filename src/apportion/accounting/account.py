@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from apportion.accounting.accountant import Accountant, count_events
 from apportion.accounting.ledger import Ledger
 from apportion.budget import Budget
-from apportion.errors import BudgetExhausted
+from apportion.errors import BudgetExhausted, InvalidArgument
 from apportion.request import Event
 
 
@@ -26,6 +26,10 @@ class Account:
     """
 
     def __init__(self, budget: Budget, tokens: Sequence[Event], accountant: Accountant, ledger: Ledger):
+        if ledger.counts():
+            raise InvalidArgument(
+                "ledger", str(ledger.path), "it holds charges of an earlier run", "Start with a new ledger"
+            )
         self.budget, self.accountant, self.ledger = budget, accountant, ledger
         self._tokens = tuple(tokens)
         self._spent = 0

@@ -8,26 +8,32 @@ Order of one request:
 4. micro-batches are clipped and summed;
 5. noise is added once, the sum is divided by the declared expected batch size, and the result is handed out once.
 
-An exception after step 2 burns the charge: nothing is ever refunded, and a draw is never repeated.
+An exception after step 2 burns the charge: nothing is ever refunded, and a draw is never repeated. Whether the curator raises must
+not depend on a record, so a record that cannot be read or evaluated contributes zero, like one whose gradient is not finite. (That
+nothing works at all is found by the probe, on synthetic records, before anything is charged.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from apportion import validate
 from apportion.curator import mechanisms
 from apportion.curator.clipping import Rows, clipped_sums, group_names
 from apportion.curator.gradients.reference import ReferenceGradients, trained_parameters
-from apportion.curator.randomness import Randomness, Stream
+from apportion.curator.randomness import DrawStreams, Randomness
 from apportion.curator.records import Batch, Records
 from apportion.curator.sampling import poisson_draw
-from apportion.errors import InvalidArgument, WrongOrder
+from apportion.curator.tree import batch_size, map_tensors
+from apportion.errors import ApportionError, InvalidArgument, WrongOrder
 from apportion.request import Event, Released, Request
 
 LossFunction = Callable[[Any, Any], Tensor]
@@ -58,9 +64,9 @@ class Execution:
 class Draw:
     """One open request: a Poisson batch that is being summed. Lives inside the trust boundary."""
 
-    def __init__(self, request: Request, batches: Iterator[Batch], engine: ReferenceGradients, noise: Stream):
+    def __init__(self, request: Request, batches: Iterator[Batch], engine: ReferenceGradients, streams: DrawStreams):
         self.request = request
-        self._batches, self._noise = batches, noise
+        self._batches, self._streams = batches, streams
         self._trained = trained_parameters(engine.model)
         self._sums = {
             name: torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)
@@ -71,6 +77,13 @@ class Draw:
     def micro_batches(self) -> Iterator[Batch]:
         """The batch in pieces. It can be walked through once; an empty draw has no piece."""
         return self._batches
+
+    @contextmanager
+    def secret_dropout(self) -> Iterator[None]:
+        """While a model runs, torch's generator tosses from the draw's own secret stream; afterwards it is as it was before."""
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(self._streams.model.words(1)[0] >> 1))
+            yield
 
     def add(self, rows: Rows) -> None:
         """Clip the gradients of a micro-batch and add them to the sum."""
@@ -87,7 +100,7 @@ class Draw:
         for release in self.request.releases:
             deviation = self.request.standard_deviation(release)
             for name in group_names(release, list(self._trained)):
-                noisy = mechanisms.gaussian(self._sums[name], deviation, self._noise)
+                noisy = mechanisms.gaussian(self._sums[name], deviation, self._streams.noise)
                 gradient[name] = (noisy / self.request.expected_batch_size).to(self._trained[name].dtype)
         self._sums.clear()
         return Released(request=self.request, gradient=gradient)
@@ -122,17 +135,53 @@ class Curator:
         streams = self._randomness.next_draw()
         members = poisson_draw(len(self._records), request.sample_rate, streams.coins)
         size = self._execution.micro_batch
-        batches = (self._records.batch(members[start : start + size]) for start in range(0, len(members), size))
-        return Draw(request, batches, self._engine, streams.noise)
+        batches = (
+            batch for start in range(0, len(members), size) for batch in self._readable(members[start : start + size])
+        )
+        return Draw(request, batches, self._engine, streams)
 
     def answer(self, request: Request, loss_fn: LossFunction) -> Released:
         """The noisy clipped gradient that `request` asks for."""
         draw = self.open(request)
-        for inputs, targets in draw.micro_batches():
-            outputs = self._engine.forward(inputs)
-            self._engine.record_losses(loss_fn, outputs, targets).sum().backward()
-            draw.add(self._engine.rows())
+        for batch in draw.micro_batches():
+            with draw.secret_dropout():
+                try:
+                    rows = [self._rows(batch, loss_fn)]
+                except (ApportionError, MemoryError):
+                    raise
+                except Exception:
+                    rows = self._rows_one_by_one(batch, loss_fn)
+            for part in rows:
+                draw.add(part)
         return draw.release()
+
+    def _rows(self, batch: Batch, loss_fn: LossFunction) -> Rows:
+        inputs, targets = batch
+        loss = self._engine.record_losses(loss_fn, self._engine.forward(inputs), targets).sum()
+        self._engine.require_own_parameters(loss)
+        loss.backward()
+        return self._engine.rows()
+
+    def _rows_one_by_one(self, batch: Batch, loss_fn: LossFunction) -> list[Rows]:
+        """The records of a batch that failed as a whole; those that fail alone contribute nothing."""
+        rows = []
+        for i in range(batch_size(batch)):
+            with suppress(Exception):
+                rows.append(self._rows(map_tensors(lambda tensor, i=i: tensor[i : i + 1], batch), loss_fn))
+        return rows
+
+    def _readable(self, members: NDArray[np.int64]) -> list[Batch]:
+        """The batch of these records; if it cannot be put together, each record that can be read, alone."""
+        try:
+            return [self._records.batch(members)]
+        except MemoryError:
+            raise
+        except Exception:
+            alone = []
+            for member in members:
+                with suppress(Exception):
+                    alone.append(self._records.batch(np.array([member])))
+            return alone
 
     def _require_all_parameters(self, request: Request) -> None:
         """Each trained parameter stands in exactly one group: none is updated without clipping and noise."""

@@ -127,6 +127,7 @@ def per_record_mode(
                 losses = torch.stack([tensor.abs().sum() for _, tensor in _tensors(outputs) if tensor.requires_grad])
             else:
                 losses = engine.record_losses(loss, outputs, targets)
+            engine.require_own_parameters(losses.sum())
             losses.sum().backward()
         # In one vector, so that rounding is measured against the whole gradient: that of one weight may be nothing else.
         return torch.cat([rows.flatten() for rows in engine.rows().values()])

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
 
 from apportion import validate
+from apportion.errors import WrongOrder
 
 KEY_BYTES = 32
 _CHUNK = 1 << 20  # normals made at a time, so that memory does not grow with the model
@@ -62,10 +63,15 @@ class Stream:
 
 @dataclass(frozen=True)
 class DrawStreams:
-    """The random bits of one request: who is in the batch, and the noise on its answer. Fresh together."""
+    """The random bits of one request: who is in the batch, the noise on its answer, and what the model tosses itself (dropout).
+
+    All three are fresh together. The model's own randomness must be secret too: one record more shifts the masks of all others,
+    and only masks that nobody can predict make that harmless.
+    """
 
     coins: Stream
     noise: Stream
+    model: Stream
 
 
 class Randomness:
@@ -73,6 +79,7 @@ class Randomness:
 
     def __init__(self, key: bytes, *, private: bool):
         self._key = key
+        self._process = os.getpid()
         self._next_draw = 0
         self.private = private
 
@@ -89,9 +96,11 @@ class Randomness:
 
     def next_draw(self) -> DrawStreams:
         """Streams that no other draw has had or will have."""
+        if os.getpid() != self._process:
+            raise WrongOrder("the process was forked during a private run: parent and child would add the same noise")
         number = self._next_draw
         self._next_draw += 1
-        return DrawStreams(coins=self._stream("coins", number), noise=self._stream("noise", number))
+        return DrawStreams(*(self._stream(purpose, number) for purpose in ("coins", "noise", "model")))
 
     def _stream(self, purpose: str, number: int) -> Stream:
         message = f"{purpose} {number}".encode()

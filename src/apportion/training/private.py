@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from apportion import validate
 from apportion.budget import Budget
@@ -26,22 +27,26 @@ from apportion.curator.curator import Draw, Execution
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.records import Batch, as_records
 from apportion.curator.tree import batch_size as size_of
-from apportion.curator.tree import map_tensors
+from apportion.curator.tree import map_tensors, tensors_of
 from apportion.errors import BudgetExhausted, WrongOrder
 from apportion.strategies.clip import Clip, Fixed
 from apportion.strategies.noise import Constant, NoiseSchedule
 from apportion.training.history import Entry
-from apportion.training.record_loss import Reduction, per_record_scale
+from apportion.training.record_loss import Reduction, per_record_scale, require_separable
 from apportion.training.run import Run
 from apportion.training.sampling import Sampling
 from apportion.training.session import Session, open_session, require_trainable
+
+SEPARABILITY_CHECKS = 8
+"""In so many of the first micro-batches the loss is differentiated twice, to see whether it mixes records."""
 
 
 class _MicroBatch:
     """One piece of an open draw, and how far the loop has come with it."""
 
-    def __init__(self, draw: Draw, size: int, *, last: bool):
-        self.draw, self.size, self.last = draw, size, last
+    def __init__(self, draw: Draw, size: int, *, last: bool, number: int):
+        self.draw, self.size, self.last, self.number = draw, size, last, number
+        self.outputs: list[Tensor] = []
         self.stage: Literal["drawn", "forwarded", "differentiated", "stepped"] = "drawn"
 
     def advance(self, before: str, after: Any, complaint: str) -> None:
@@ -77,11 +82,14 @@ class PrivateModel(nn.Module):
             "drawn", "forwarded", "the model was called twice on one batch: one forward pass a batch is counted"
         )
         kind = self._tracked(current)
-        return map_tensors(lambda tensor: tensor.as_subclass(kind), self._engine.forward(structure))
+        with current.draw.secret_dropout():
+            outputs = self._engine.forward(structure)
+        current.outputs = tensors_of(outputs)
+        return map_tensors(lambda tensor: tensor.as_subclass(kind), outputs)
 
     def _tracked(self, current: _MicroBatch) -> type[Tensor]:
         """Tensors that remember where they came from, so that `loss.backward()` can be given its per-record scale."""
-        reduction = self._reduction
+        engine, reduction = self._engine, self._reduction
 
         class RecordOutput(Tensor):
             def backward(self, *arguments: Any, **options: Any) -> None:
@@ -91,7 +99,11 @@ class PrivateModel(nn.Module):
                     "backward was called twice on one batch: its gradients would count double",
                 )
                 loss = self.as_subclass(Tensor)
-                (loss * per_record_scale(loss, current.size, reduction)).sum().backward(*arguments, **options)
+                scaled = (loss * per_record_scale(loss, current.size, reduction)).sum()
+                engine.require_own_parameters(scaled)
+                if current.number <= SEPARABILITY_CHECKS:
+                    require_separable(scaled, current.outputs)
+                scaled.backward(*arguments, **options)
 
         return RecordOutput
 
@@ -104,7 +116,7 @@ class PrivateOptimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The original's, e.g. to change a learning rate. Learning-rate schedulers take `original` (the same optimiser)."""
+        """The original's, e.g. to change a learning rate between two calls of `batches(steps=...)`."""
         return self.original.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -122,11 +134,14 @@ class PrivateOptimizer:
 class Private:
     """A private run whose loop is the person's own: `batches`, `model`, `optimizer`, and what every `Run` offers."""
 
-    def __init__(self, session: Session, reduction: Reduction):
+    def __init__(self, session: Session, reduction: Reduction, scheduler: LRScheduler | None):
         self._session = session
         self.run = Run(session)
         self.model = PrivateModel(session.engine, reduction)
         self.optimizer = PrivateOptimizer(self, session.optimizer)
+        self._scheduler = scheduler
+        self._micro_batches = 0
+        self._settings: list[dict[str, Any]] | None = None
 
     @property
     def history(self) -> Sequence[Entry]:
@@ -169,6 +184,7 @@ class Private:
         return self._batches(self.steps_left if steps is None else min(steps, self.steps_left))
 
     def _batches(self, steps: int) -> Iterator[Batch]:
+        self._settings = _settings_of(self._session.optimizer)
         for _ in range(steps):
             draw = self._session.curator.open(self._session.next_request())
             pieces = draw.micro_batches()
@@ -177,7 +193,8 @@ class Private:
                 self._update(draw)
             while piece is not None:
                 following = next(pieces, None)
-                current = _MicroBatch(draw, size_of(piece), last=following is None)
+                self._micro_batches += 1
+                current = _MicroBatch(draw, size_of(piece), last=following is None, number=self._micro_batches)
                 self.model.current = current
                 yield piece
                 if current.stage != "stepped":
@@ -185,7 +202,7 @@ class Private:
                         "a batch was left without private.optimizer.step(): its records would be missing from the sum"
                     )
                 piece = following
-        self.model.current = None
+        self.model.current = self._settings = None
 
     def complete_micro_batch(self) -> None:
         """What `optimizer.step()` does: add the micro-batch to the sum, and after the last one release and update."""
@@ -202,7 +219,21 @@ class Private:
             self._update(current.draw)
 
     def _update(self, draw: Draw) -> None:
+        if self._settings is not None and _settings_of(self._session.optimizer) != self._settings:
+            raise WrongOrder(
+                "the optimizer's settings changed inside the loop, once a micro-batch or not at all for an empty draw: that follows "
+                "the private batch size. Pass the scheduler to make_private(scheduler=...), or change settings between two calls of "
+                "batches(steps=...)"
+            )
         self._session.apply(draw.release())
+        if self._scheduler is not None:
+            self._scheduler.step()
+        if self._settings is not None:
+            self._settings = _settings_of(self._session.optimizer)
+
+
+def _settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
 def make_private(
@@ -219,6 +250,7 @@ def make_private(
     clip: Clip | None = None,
     noise: NoiseSchedule | None = None,
     loss_reduction: Reduction = "mean",
+    scheduler: LRScheduler | None = None,
     execution: Execution | None = None,
     seed: int | None = None,
     out: str | Path | None = None,
@@ -229,6 +261,7 @@ def make_private(
         optimizer: a torch optimiser over the parameters of `model`.
         loss_reduction: how the loop's loss turns records into one number: "mean" or "sum". A loss with one value a record
             (reduction="none") needs no declaration and is the safest. A contradiction that can be seen is refused.
+        scheduler: a learning-rate scheduler of `optimizer`, stepped once a logical step, also after empty draws.
 
     Returns:
         A `Private` with `batches()`, `model`, `optimizer`, and everything that a `Run` has.
@@ -251,5 +284,6 @@ def make_private(
         seed=seed,
         out=None if out is None else Path(out),
         mode=mode,
+        own_loop=True,
     )
-    return Private(session, loss_reduction)
+    return Private(session, loss_reduction, scheduler)

@@ -17,7 +17,7 @@ from safetensors.torch import save_model
 from torch import nn
 
 from apportion.training.history import Entry
-from apportion.training.session import Session
+from apportion.training.session import LEDGER, Session
 from apportion.training.statement import as_markdown, describe, package_versions, statement
 
 
@@ -48,7 +48,10 @@ class Run:
         return self._session.step
 
     def epsilon(self, delta: float | None = None) -> float:
-        """ε of the steps charged so far at `delta` (the budget's by default), an upper bound. Reading it changes nothing."""
+        """ε of the steps charged so far at `delta` (the budget's by default), an upper bound. Reading it changes nothing.
+
+        For a run that was stopped because of what somebody saw, the guarantee is the ε of the whole plan: `statement()`.
+        """
         return self._session.account.epsilon(delta)
 
     def statement(self) -> dict[str, Any]:
@@ -77,10 +80,11 @@ class Run:
     def save(self, folder: str | Path) -> Path:
         """Write the run folder. The ledger of a run that was started with `out=folder` is already there."""
         root = Path(folder)
+        ledger = self._session.account.ledger
+        if ledger.path is None or ledger.path.resolve() != (root / LEDGER).resolve():
+            ledger.copy_to(root / LEDGER)  # refuses a folder that holds another run's ledger
         public, secret = root / "public", root / "secret"
         public.mkdir(parents=True, exist_ok=True)
-        secret.mkdir(parents=True, exist_ok=True)
-        secret.chmod(0o700)
         facts = self.statement()
         _write_json(public / "configuration.json", self.configuration())
         _write_json(public / "history.json", [entry.as_json() for entry in self.history])
@@ -93,9 +97,6 @@ class Run:
             "step": self.steps,
         }
         _atomically(secret / "checkpoint.pt", lambda path: torch.save(state, path))
-        ledger = self._session.account.ledger
-        if ledger.path is None or ledger.path.resolve() != (secret / "ledger.sqlite").resolve():
-            ledger.copy_to(secret / "ledger.sqlite")
         return root
 
 

@@ -19,7 +19,7 @@ from apportion.curator.gradients.reference import Mode, ReferenceGradients, trai
 from apportion.curator.probe import per_record_mode, probe_loss, probe_model
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
-from apportion.errors import InvalidArgument
+from apportion.errors import InvalidArgument, WrongOrder
 from apportion.request import Released, Request
 from apportion.strategies.clip import Clip
 from apportion.strategies.noise import NoiseSchedule
@@ -27,6 +27,9 @@ from apportion.training.history import Entry, is_report_step
 from apportion.training.optimizers import require_same_parameters
 from apportion.training.plan import Plan, make_plan
 from apportion.training.sampling import Sampling
+
+LEDGER = Path("secret") / "ledger.sqlite"
+"""Where a run folder keeps its ledger."""
 
 
 class Session:
@@ -40,10 +43,15 @@ class Session:
         curator: Curator,
         account: Account,
         randomness: Randomness,
+        *,
+        own_loop: bool,
     ):
+        self.own_loop = own_loop
         self.engine, self.optimizer, self.plan = engine, optimizer, plan
         self.curator, self.account, self.randomness = curator, account, randomness
         self.entries: list[Entry] = []
+        self._applying = False
+        optimizer.register_step_pre_hook(self._only_released_gradients)
         self._sizes = {name: parameter.numel() for name, parameter in trained_parameters(self.model).items()}
         self._clip_state = plan.clip.init(self._context(1))
 
@@ -62,10 +70,16 @@ class Session:
 
     def apply(self, released: Released) -> Entry:
         """Hand a released gradient to the optimiser, let the strategies learn from it, write it down."""
+        require_same_parameters(self.model, self.optimizer)
+        self.optimizer.zero_grad(set_to_none=True)  # whatever was there before was not released
         parameters = trained_parameters(self.model)
         for name, gradient in released.gradient.items():
             parameters[name].grad = gradient
-        self.optimizer.step()
+        self._applying = True
+        try:
+            self.optimizer.step()
+        finally:
+            self._applying = False
         self.optimizer.zero_grad(set_to_none=True)
         self._clip_state = self.plan.clip.observe(self._clip_state, released)
         entry = Entry(
@@ -77,6 +91,13 @@ class Session:
         )
         self.entries.append(entry)
         return entry
+
+    def _only_released_gradients(self, *_: Any) -> None:
+        """Runs before every step of the optimiser, also one that is called past this session."""
+        if not self._applying:
+            raise WrongOrder(
+                "this optimizer belongs to a private run: call private.optimizer.step(), which adds clipping and noise"
+            )
 
     def report(self, test_accuracy: float | None) -> Entry:
         """Add what is known of the last step: the budget spent so far and, if it was evaluated, the model's accuracy."""
@@ -105,6 +126,7 @@ def open_session(
     seed: int | None,
     out: Path | None,
     mode: Mode,
+    own_loop: bool,
 ) -> Session:
     """Plan, account and curator of a run. The ledger is opened last, so that a refused run leaves no file behind."""
     if not isinstance(budget, Budget):
@@ -118,12 +140,11 @@ def open_session(
     accountant = PrivacyLossAccountant()
     randomness = Randomness.fresh() if seed is None else Randomness.seeded(seed)
     plan = make_plan(budget, sampling, clip, noise, accountant)
-    account = Account(budget, plan.tokens, accountant, Ledger(None if out is None else new_ledger_path(out)))
+    account = Account(budget, plan.tokens, accountant, Ledger.create(None if out is None else out / LEDGER))
     engine = ReferenceGradients(model, mode)
     model.train()
-    return Session(
-        engine, optimizer, plan, Curator(records, engine, account, randomness, execution), account, randomness
-    )
+    curator = Curator(records, engine, account, randomness, execution)
+    return Session(engine, optimizer, plan, curator, account, randomness, own_loop=own_loop)
 
 
 def require_trainable(model: nn.Module, loss_fn: LossFunction | None, records: Records) -> Mode:
@@ -134,11 +155,3 @@ def require_trainable(model: nn.Module, loss_fn: LossFunction | None, records: R
     if loss_fn is not None:
         probe_loss(model, loss_fn, inputs, target)
     return per_record_mode(model, loss_fn, inputs, target)
-
-
-def new_ledger_path(out: Path) -> Path:
-    """Where a run folder keeps its ledger. A folder that has one is refused: spending must never be overwritten."""
-    path = out / "secret" / "ledger.sqlite"
-    if path.exists():
-        raise InvalidArgument("out", str(out), "this folder holds the ledger of an earlier run", "Choose a new folder")
-    return path

@@ -23,6 +23,13 @@ NOT_COVERED = (
 )
 
 
+OWN_LOOP = (
+    "the loop's loss was a mean, a sum or a list of terms that each depend on one record (checked as far as autograd shows it)",
+    "the batches were passed on as they came, without centring, mixing or otherwise combining records",
+    "nothing that the loop saw of single records or batches was published, or used to decide what to do next",
+)
+
+
 def package_versions() -> dict[str, str]:
     """The versions that a result depends on."""
     packages = ("apportion", "torch", "numpy", "dp-accounting")
@@ -53,6 +60,10 @@ def statement(session: Session) -> dict[str, Any]:
         "steps_taken": session.step,
         "clip": describe(plan.clip),
         "noise": {**describe(plan.noise), "first": plan.multipliers[0], "last": plan.multipliers[-1]},
+        "ledger": "durable before each release"
+        if session.account.ledger.path
+        else "in memory only: a crash would forget it",
+        "assumptions": list(OWN_LOOP) if session.own_loop else [],
         "randomness": "ChaCha20 key stream, 256-bit key from "
         + ("the operating system" if session.randomness.private else "a fixed seed"),
         "covered": list(COVERED),
@@ -96,9 +107,17 @@ def as_markdown(facts: dict[str, Any]) -> str:
         "clip": _parameters(facts["clip"]),
         "noise": _parameters(facts["noise"]),
         "randomness": facts["randomness"],
+        "ledger": facts["ledger"],
         "versions": ", ".join(f"{name} {number}" for name, number in facts["versions"].items()),
     }
     lines += [f"| {key} | {value} |" for key, value in rows.items()]
+    if facts["assumptions"]:
+        lines += [
+            "",
+            "## Assumed of the hand-written training loop",
+            "",
+            *(f"- {item}" for item in facts["assumptions"]),
+        ]
     lines += ["", "## Covered", "", *(f"- {item}" for item in facts["covered"])]
     lines += ["", "## Not covered", "", *(f"- {item}" for item in facts["not_covered"]), ""]
     return "\n".join(lines)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from apportion.budget import Budget, Public
+from apportion.curator.compatibility import copy_of
 from apportion.curator.curator import Execution, LossFunction
 from apportion.curator.records import as_records
 from apportion.strategies.clip import Clip, Fixed
@@ -79,6 +80,8 @@ def train(
     )
     records = as_records(train_data)
     mode = require_trainable(model, loss_fn, records)
+    if isinstance(loss_fn, nn.Module):
+        loss_fn = copy_of(loss_fn)  # a loss that remembers what it saw must not hand it out
     session = open_session(
         model,
         build_optimizer(model, optimizer, lr),
@@ -91,6 +94,7 @@ def train(
         seed=seed,
         out=None if out is None else Path(out),
         mode=mode,
+        own_loop=False,
     )
     with progress_bar(label, session.plan.steps, budget.epsilon, enabled=progress) as show:
         while session.account.left:

@@ -1,8 +1,12 @@
 """The reference engine: exact per-record gradients of any module by `torch.func`.
 
-Every record gets its own copy θ_i of the trained parameters (a view, not a copy in memory) and is evaluated alone, as a batch
-of one. The outputs are stacked, so any loss can follow, and one backward pass leaves in θ_i.grad the gradient of record i:
-∂L/∂θ_i. Because a record is evaluated alone, the forward pass cannot mix records by construction.
+Every record gets its own copy θ_i of the trained parameters and is evaluated alone, as a batch of one. The outputs are stacked, so
+any loss can follow, and one backward pass leaves in θ_i.grad the gradient of record i: ∂L/∂θ_i. Because a record is evaluated
+alone, the forward pass cannot mix records by construction.
+
+The forward pass runs in a **scratch copy** of the model, with copies of all weights and buffers: whatever a module remembers of the
+records it saw (a running maximum, a cached input, rows rescaled in place) stays behind the trust boundary and never reaches the
+model that is released.
 
 `vmap` runs all records at once. Modules without a batching rule (LSTM, GRU, RNN) run one record after the other, in the mode
 `loop`: slower, equally exact. Memory is b × parameters for b records, which micro-batches bound.
@@ -10,6 +14,7 @@ of one. The outputs are stacked, so any loss can follow, and one backward pass l
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -19,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from apportion.curator.tree import batch_size, call_arguments, map_tensors
-from apportion.errors import WrongOrder
+from apportion.errors import UnsupportedModel, WrongOrder
 
 Mode = Literal["vmap", "loop"]
 
@@ -30,33 +35,34 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 class ReferenceGradients:
-    """`forward` a micro-batch, run any backward pass, then fetch the `rows`."""
+    """`forward` a micro-batch, run a backward pass of its loss, then fetch the `rows`."""
 
     def __init__(self, model: nn.Module, mode: Mode):
         self.model, self.mode = model, mode
+        self._scratch = copy.deepcopy(model)
+        self._frozen: dict[str, Tensor] = {}
         self._copies: list[Mapping[str, Tensor]] | None = None
 
     def forward(self, inputs: Any) -> Any:
         """The model's outputs for a batch, each record through its own copy of the parameters."""
         size = batch_size(inputs)
-        trained = trained_parameters(self.model)
+        trained = {name: parameter.detach().clone() for name, parameter in trained_parameters(self.model).items()}
+        self._frozen = {name: p.detach().clone() for name, p in self.model.named_parameters() if name not in trained}
+        self._follow_training_flags()
         if self.mode == "vmap":
-            together = {
-                name: parameter.detach().expand(size, *parameter.shape).requires_grad_()
-                for name, parameter in trained.items()
-            }
+            together = {name: value.expand(size, *value.shape).requires_grad_() for name, value in trained.items()}
             self._copies = [together]
             with warnings.catch_warnings():
                 # Where torch loops over records inside one operator it says so on every call; the result is the same.
                 warnings.filterwarnings("ignore", message="There is a performance drop")
                 return vmap(self._alone, randomness="different")(together, inputs)
         self._copies = [
-            {name: parameter.detach().unsqueeze(0).requires_grad_() for name, parameter in trained.items()}
-            for _ in range(size)
+            {name: value.clone().unsqueeze(0).requires_grad_() for name, value in trained.items()} for _ in range(size)
         ]
         outputs = [
             self._alone(
-                {name: copy[0] for name, copy in copies.items()}, map_tensors(lambda tensor, i=i: tensor[i], inputs)
+                {name: value[0] for name, value in copies.items()},
+                map_tensors(lambda tensor, i=i: tensor[i].clone(), inputs),
             )
             for i, copies in enumerate(self._copies)
         ]
@@ -67,7 +73,7 @@ class ReferenceGradients:
         if self._copies is None:
             raise WrongOrder("no forward pass is open: call the private model on the batch before the step")
         copies, self._copies = self._copies, None
-        return {name: torch.cat([_gradient_of(copy[name]) for copy in copies]) for name in copies[0]}
+        return {name: torch.cat([_gradient_of(values[name]) for values in copies]) for name in copies[0]}
 
     def record_losses(self, loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
         """The loss of every record alone, (b,). Alone, so that mean and sum are the same thing and nothing can be mixed."""
@@ -84,11 +90,34 @@ class ReferenceGradients:
             [alone(*map_tensors(lambda tensor, i=i: tensor[i], (outputs, targets))) for i in range(size)]
         )
 
+    def require_own_parameters(self, loss: Tensor) -> None:
+        """Refuse a loss that would also leave a raw gradient in something else than the records' copies."""
+        own = {id(value) for values in self._copies or () for value in values.values()}
+        nodes: list[Any] = [loss.grad_fn]
+        seen: set[Any] = set()
+        while nodes:
+            node = nodes.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and id(leaf) not in own:
+                raise UnsupportedModel(
+                    f"the loss depends on a trainable tensor of shape {tuple(leaf.shape)} outside the model's parameters: it would "
+                    "get a gradient that is neither clipped nor noised. Make it a part of the model, or detach it"
+                )
+            nodes.extend(following for following, _ in node.next_functions)
+
     def _alone(self, parameters: Mapping[str, Tensor], record: Any) -> Any:
         positional, named = call_arguments(map_tensors(lambda tensor: tensor.unsqueeze(0), record))
-        output = functional_call(self.model, dict(parameters), positional, named)
+        buffers = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
+        output = functional_call(self._scratch, {**self._frozen, **buffers, **parameters}, positional, named)
         return map_tensors(lambda tensor: tensor.squeeze(0), output)
 
+    def _follow_training_flags(self) -> None:
+        for original, scratch in zip(self.model.modules(), self._scratch.modules(), strict=True):
+            scratch.training = original.training
 
-def _gradient_of(copy: Tensor) -> Tensor:
-    return torch.zeros_like(copy) if copy.grad is None else copy.grad
+
+def _gradient_of(value: Tensor) -> Tensor:
+    return torch.zeros_like(value) if value.grad is None else value.grad

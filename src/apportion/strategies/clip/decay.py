@@ -31,9 +31,14 @@ class Decay:
     minimum: float = 1e-3
 
     def __post_init__(self) -> None:
-        validate.positive("clip.start", self.start, "it bounds what one record can do", "Try start=1.0")
-        validate.probability("clip.power", self.power, "0 would not decay and more than 1 collapses", "Try power=0.5")
-        validate.positive("clip.minimum", self.minimum, "a threshold of 0 releases noise only", "Try minimum=1e-3")
+        validate.store(
+            self,
+            start=validate.positive("clip.start", self.start, "it bounds what one record can do", "Try start=1.0"),
+            power=validate.probability(
+                "clip.power", self.power, "0 does not decay, more than 1 collapses", "Try power=0.5"
+            ),
+            minimum=validate.positive("clip.minimum", self.minimum, "0 would release noise only", "Try minimum=1e-3"),
+        )
         if self.minimum > self.start:
             raise InvalidArgument(
                 "clip.minimum", self.minimum, f"it lies above clip.start={self.start:g}", "Use a smaller minimum"

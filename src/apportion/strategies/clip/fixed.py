@@ -23,7 +23,8 @@ class Fixed:
     threshold: float = 1.0
 
     def __post_init__(self) -> None:
-        validate.positive("clip.threshold", self.threshold, "it bounds what one record can do", "Try threshold=1.0")
+        reason = "it bounds what one record can do"
+        validate.store(self, threshold=validate.positive("clip.threshold", self.threshold, reason, "Try threshold=1.0"))
 
     def init(self, context: Context) -> None:
         return None

@@ -22,12 +22,8 @@ class Constant:
 
     def __post_init__(self) -> None:
         if self.multiplier is not None:
-            validate.positive(
-                "noise.multiplier",
-                self.multiplier,
-                "without noise there is no privacy",
-                "Leave it out to fit the budget",
-            )
+            reason, fix = "without noise there is no privacy", "Leave it out to fit the budget"
+            validate.store(self, multiplier=validate.positive("noise.multiplier", self.multiplier, reason, fix))
 
     def relative(self, context: Context) -> float:
         return 1.0
