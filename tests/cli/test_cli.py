@@ -110,7 +110,7 @@ def test_own_data_and_model(apportion, tmp_path, monkeypatch):
     code, _, err = apportion("train", *own, "--model", "my_project:mixing", *BUDGET[:-1], "60", "--out", "mixed")
     assert code == 2
     assert "BatchNorm1d" in err
-    assert not (tmp_path / "mixed").exists()
+    assert not list((tmp_path / "mixed").rglob("*")), "something was written for a refused run"
     code, _, err = apportion("compare", *own, "--model", "my_project:model", "--recipe", "abadi", "--epsilon", "3")
     assert code == 2
     assert "population" in err or "delta" in err
@@ -147,7 +147,7 @@ def test_own_data_and_model(apportion, tmp_path, monkeypatch):
         (["train", *QUICK, *BUDGET, "--set", "threshold"], "ROLE.PARAMETER=VALUE"),
         (["train", *QUICK, *BUDGET, "--recipe", "lin-dekay"], "Did you mean 'lin-decay'"),
         (["train", *QUICK, *BUDGET, "--sample-rate", "2"], "sample_rate=2.0"),
-        (["train", *QUICK, *BUDGET, "--batch-size", "10"], "both was given"),
+        (["train", *QUICK, *BUDGET, "--batch-size", "10"], "both were given"),
         (["train", *QUICK, *BUDGET, "--optimizer", "sdg"], "Did you mean 'sgd'"),
         (["train", *QUICK, *BUDGET, "--data", "digit"], "Did you mean 'digits'"),
         (["train", *QUICK, *BUDGET, "--model", "cnm"], "Did you mean 'cnn'"),
@@ -157,6 +157,8 @@ def test_own_data_and_model(apportion, tmp_path, monkeypatch):
         (["compare", "nothing.toml"], "nothing.toml"),
         (["compare", "--data", "digits"], "epsilon=None"),
         (["report", "nowhere"], "nowhere"),
+        (["train", *QUICK, *BUDGET, "--out", "/proc/nothing"], "out='/proc/nothing'.*cannot be written"),
+        (["compare", *QUICK, "--epsilon", "3", "--out", "/dev/null/folder"], "cannot be written"),
         (["data", "fetch", "mnst"], "Did you mean 'mnist'"),
         (["nonsense"], "nonsense"),
     ],
@@ -200,6 +202,13 @@ def test_help_teaches_and_imports_nothing_heavy():
     assert done.returncode == 0, done.stderr
     for words in ("--epsilon", "--population", "Example: apportion train", "have no default"):
         assert words in done.stdout
+
+
+def test_without_a_command_the_help_is_shown(apportion):
+    code, out, err = apportion()
+    assert code == 2
+    assert "Usage" in out + err
+    assert "error:" not in err
 
 
 def test_version(apportion):

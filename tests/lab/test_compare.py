@@ -81,6 +81,12 @@ def test_cells_are_means_over_seeds():
     assert rows[1]["test_accuracy_std"] is None
 
 
+def test_two_settings_of_one_recipe_have_labels(tmp_path):
+    choices = [{"name": "abadi", "label": f"C = {c}", "clip": {"threshold": c}} for c in (0.3, 1.0)]
+    results = compare(experiment(TINY | {"recipe": choices, "seeds": [0]}), tmp_path)
+    assert [row["recipe"] for row in results["cells"]] == ["C = 0.3", "C = 1.0"]
+
+
 def test_the_packaged_demo_is_a_valid_experiment():
     demo = experiment(read_file(find("demo")))
     demo.check()
@@ -95,6 +101,7 @@ def test_the_packaged_demo_is_a_valid_experiment():
         ({"recipe": [{"name": "abady"}]}, "Did you mean 'abadi'"),
         ({"recipe": [{"name": "abadi", "clop": {}}]}, "Did you mean 'clip'"),
         ({"recipe": []}, "recipe"),
+        ({"recipe": [{"name": "abadi"}, {"name": "abadi", "clip": {"threshold": 2.0}}]}, "label of its own"),
         ({"epsilon": None}, "^epsilon=None.*your decision"),
         ({"delta": None}, "^delta=None"),
         ({"unit": None}, "^unit=None.*whom"),

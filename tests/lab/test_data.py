@@ -627,7 +627,11 @@ def test_fetch_with_the_writers(tmp_path, monkeypatch, internet, quiet):
     assert data.load("mnist", tmp_path).writers.tolist() == [2, 10]
 
 
-@pytest.mark.parametrize("wrong", [gzip.compress(b"something else"), b"<html>please log in</html>"])
+@pytest.mark.parametrize(
+    "wrong",
+    [gzip.compress(b"something else", mtime=0), b"<html>please log in</html>"],
+    ids=["other content", "a web page"],
+)
 def test_a_wrong_checksum_deletes_the_download(tmp_path, monkeypatch, internet, quiet, wrong):
     with_checksums(monkeypatch, "fashion-mnist", IDX_CONTENT)
     base = data.KNOWN["fashion-mnist"].sources[0].base

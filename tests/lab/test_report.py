@@ -287,7 +287,7 @@ class TestPage:
         ):
             cells[recipe]["test_accuracy"] = accuracy
         reached, gap = "At ε = 3, lin-decay reached 92.1\u00a0% on digits", "5.0 points below non-private training."
-        assert f'<p class="lead">{reached}, the best of 3 recipes and {gap}</p>' in page_of(results, tmp_path)
+        assert f'<p class="lead">{reached}, the highest of 3 recipes and {gap}</p>' in page_of(results, tmp_path)
         results["cells"] = [cells["lin-decay"], cells["non-private"]]
         assert f'<p class="lead">{reached}, {gap}</p>' in page_of(results, tmp_path)
 
@@ -299,7 +299,7 @@ class TestPage:
         assert "seeded: reproducible, not private" in rows["noise-falls"]
         assert "badge" not in rows["constant"]
         best = max((cell for cell in results["cells"] if cell["epsilon"]), key=lambda cell: cell["test_accuracy"])
-        assert [name for name, row in rows.items() if "best at ε = 3" in row] == [best["recipe"]]
+        assert [name for name, row in rows.items() if "best mean at ε = 3" in row] == [best["recipe"]]
 
     def test_epsilon_is_never_rounded_down(self, results: dict[str, Any], tmp_path: Path) -> None:
         results["cells"][1]["epsilon"] = 3.00001

@@ -59,7 +59,7 @@ def test_a_weak_delta_warns(model, records, tmp_path):
         ({"population": 0}, "^population=0"),
         ({"population": 2.5}, "^population=2.5"),
         ({"sample_rate": None}, "neither was given.*batch_size or sample_rate"),
-        ({"batch_size": 10}, "both was given"),
+        ({"batch_size": 10}, "both were given"),
         ({"sample_rate": 0.0}, "^sample_rate=0.0"),
         ({"sample_rate": 1.5}, "^sample_rate=1.5"),
         ({"sample_rate": math.nan}, "^sample_rate=nan"),
@@ -75,6 +75,10 @@ def test_a_weak_delta_warns(model, records, tmp_path):
         ({"seed": -1}, "^seed=-1"),
         ({"evaluate": (torch.zeros(1, 4), torch.zeros(1))}, "^evaluate="),
         ({"budget": 3.0}, "^budget=3.0"),
+        ({"execution": 64}, "^execution=64"),
+        ({"clip": ap.clip.Fixed}, "not a clip strategy"),
+        ({"optimizer": torch.optim.LBFGS}, "LBFGS.*closure"),
+        ({"optimizer": lambda parameters, lr: None}, "NoneType"),
     ],
 )
 def test_arguments_of_train(model, records, budget, tmp_path, options, words):
@@ -84,6 +88,27 @@ def test_arguments_of_train(model, records, budget, tmp_path, options, words):
         train(model, records, options.pop("budget", budget), out, **options)
     assert not out.exists(), "something was charged"
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_model_and_loss_swapped(model, records, budget):
+    with pytest.raises(ap.InvalidArgument, match="^model="):
+        ap.train(cross_entropy, model, records, budget=budget, **GOOD)
+
+
+@pytest.mark.parametrize(
+    ("build", "targets"),
+    [
+        (lambda: nn.Linear(4, 3), torch.zeros(5, 3)),
+        (lambda: nn.Linear(4, 1), torch.rand(5)),
+        (lambda: nn.Linear(4, 1), torch.full((5,), 2)),
+    ],
+)
+def test_evaluation_without_a_notion_of_accuracy_is_refused_before_any_charge(
+    records, budget, tmp_path, build, targets
+):
+    with pytest.raises(ap.InvalidArgument, match="^evaluate=.*accuracy needs"):
+        train(build(), records, budget, tmp_path / "run", evaluate=ap.Public((torch.zeros(5, 4), targets)))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_micro_batch_is_a_number_of_records():

@@ -131,6 +131,18 @@ def test_batches_of_an_epoch_at_a_time(model, records, budget):
         assert run.steps == 2 * epoch
 
 
+def test_a_loop_over_epochs(model, records, budget, tmp_path):
+    run = private(model, records, budget, sample_rate=0.5, steps=4, out=tmp_path / "run")
+    for epoch in (1, 2):
+        for x, y in run.batches(epochs=1):
+            cross_entropy(run.model(x), y).backward()
+            run.optimizer.step()
+        assert run.steps == 2 * epoch
+    assert (tmp_path / "run" / "public" / "privacy.md").exists(), "a finished run is saved"
+    with pytest.raises(ap.BudgetExhausted, match="batches.epochs=1."):
+        run.batches(epochs=1)
+
+
 def test_parameter_groups_keep_their_learning_rates(model, records, budget):
     first = copy.deepcopy(model)
     groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters(), "lr": 0.5}]

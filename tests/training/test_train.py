@@ -1,4 +1,5 @@
 import copy
+import json
 import math
 
 import numpy as np
@@ -9,8 +10,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import apportion as ap
+from apportion.accounting.ledger import Ledger
 from apportion.curator import mechanisms
 from apportion.request import Event, Request
+from apportion.training.evaluation import accuracy
 from apportion.training.sampling import Sampling
 
 SMALL = {"population": 40, "sample_rate": 0.25, "steps": 6, "lr": 0.5, "seed": 0}
@@ -257,3 +260,39 @@ def test_history_holds_no_raw_value(model, records, budget):
     allowed = {"step", "epoch", "clip", "noise_multiplier", "learning_rate", "epsilon", "test_accuracy"}
     assert all(set(entry.as_json()) == allowed for entry in run.history)
     assert all(math.isfinite(entry.epsilon) for entry in run.history)
+
+
+@pytest.mark.parametrize("shape", [(40,), (40, 1)])
+def test_one_logit_is_scored_by_its_sign(records, shape):
+    inputs, targets = records
+    model = nn.Linear(4, 1)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+        model.bias.fill_(0.0)
+    assert accuracy(model, ap.Public((inputs, targets.float().reshape(shape)))) == 1.0
+    with torch.no_grad():
+        model.weight.fill_(-1.0)
+    assert accuracy(model, ap.Public((inputs, targets.reshape(shape)))) == 0.0
+
+
+def test_the_training_flag_is_put_back(model, records, budget):
+    train(model.eval(), records, budget)
+    assert not model.training
+
+
+def test_an_interrupted_run_is_kept(model, records, budget, tmp_path):
+    calls = []
+
+    def loss(outputs, targets):
+        calls.append(1)
+        if len(calls) > 40:
+            raise KeyboardInterrupt
+        return cross_entropy(outputs, targets)
+
+    with pytest.raises(KeyboardInterrupt):
+        ap.train(model, loss, records, budget=budget, out=tmp_path / "run", **{**SMALL, "steps": 500, "seed": None})
+    charged = len(list(Ledger.open(tmp_path / "run" / "secret" / "ledger.sqlite").events()))
+    statement = json.loads((tmp_path / "run" / "public" / "privacy.json").read_text())
+    assert 0 < charged < 500
+    assert statement["steps_taken"] == charged
+    assert statement["epsilon"] > statement["epsilon_spent"], "the guarantee is that of the whole plan"

@@ -1,24 +1,28 @@
-"""ε(δ) of a set of events, by composing their privacy loss distributions.
+"""ε(δ) of events that were fixed in advance, by composing their privacy loss distributions.
 
-For neighbouring data sets the privacy loss of a step is L = ln p(y)/q(y). Losses of independent steps add, so their
-distributions convolve, and δ(ε) = E[(1 − e^{ε−L})₊]. A discretised distribution that rounds pessimistically gives an upper
-bound; both directions (a record added, a record removed) are composed separately and the larger ε is reported.
+For neighbouring data sets the privacy loss of a step is L = ln p(y)/q(y). Losses of independent steps add, so their distributions
+convolve, and δ(ε) = E[(1 − e^{ε−L})₊]. `loss.py` discretises one step so that δ can only grow, `interpolation.py` prices thousands of
+different steps with a few dozen, `composition.py` convolves. Both directions (a record removed, a record added) are composed
+separately and the larger ε is reported. The result is an upper bound, up to the stated allowance for rounding.
 
-`dp_accounting` does the discretisation (connect-the-dots) and the convolution. The events must have been fixed in advance: a
-plan, or declared tokens. See docs/privacy.md for what may follow released values and what may not.
+The events must have been fixed in advance: a plan, or declared tokens spent in any order. See docs/privacy.md.
 """
 
 from __future__ import annotations
 
-import functools
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from apportion import validate
+from apportion.accounting.composition import Composition, Curve, Grid
+from apportion.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from apportion.errors import InvalidArgument
 from apportion.request import Event
 
-_GRID = 1e-4  # width of a cell of the loss; dp_accounting's own default
+SMALLEST_DELTA = 1e-60
+_ROOM = (1.05, 1.5, 3.0)  # how much wider the window is made, should the first one be too narrow
 
 
 class Accountant(Protocol):
@@ -29,36 +33,86 @@ class Accountant(Protocol):
     def epsilon(self, events: Mapping[Event, int], delta: float) -> float: ...
 
 
-class PrivacyLossAccountant:
-    """The upper bound of ε by privacy loss distributions. Stateless: the same events always have the same price."""
-
-    name = "PLD (privacy loss distributions, upper bound, dp_accounting)"
-
-    def epsilon(self, events: Mapping[Event, int], delta: float) -> float:
-        """The smallest ε on the grid for which the composition of `events` is (ε, `delta`)-DP. No events cost 0."""
-        validate.in_open_unit("delta", delta, "it is a failure probability", "Use less than 1/population")
-        counts = tuple(sorted((event.sample_rate, event.noise_multiplier, n) for event, n in events.items() if n > 0))
-        return _epsilon(counts, delta)
-
-
 def count_events(events: Iterable[Event]) -> Counter[Event]:
     """Equal events are one row with a count: the order of fixed events does not change their price."""
     return Counter(events)
 
 
-@functools.lru_cache(maxsize=4096)
-def _epsilon(counts: tuple[tuple[float, float, int], ...], delta: float) -> float:
-    total: Any = None
-    for sample_rate, noise_multiplier, count in counts:
-        part = _loss_distribution(sample_rate, noise_multiplier).self_compose(count)
-        total = part if total is None else total.compose(part)
-    return 0.0 if total is None else float(total.get_epsilon_for_delta(delta))
+class PrivacyLossAccountant:
+    """The upper bound of ε by privacy loss distributions. Stateless: the same events always have the same price."""
+
+    name = "PLD (privacy loss distributions, upper bound)"
+
+    def epsilon(self, events: Mapping[Event, int], delta: float, *, group: int = 1) -> float:
+        """The smallest ε for which the composition of `events` is (ε, `delta`)-DP. No events cost 0.
+
+        Args:
+            events: how often each event occurs.
+            delta: δ.
+            group: m, for the guarantee of m records that are added or removed together.
+        """
+        _check(delta, group)
+        counts = merge_unsampled(events)
+        if not counts:
+            return 0.0
+        if mu := unsampled_mu(counts):
+            return gaussian_epsilon(group * mu, delta)
+        if total_variation(counts, group) <= delta:
+            return 0.0
+        return self.curve(counts, delta, group=group).epsilon(delta)
+
+    def delta(self, events: Mapping[Event, int], epsilon: float, *, group: int = 1, smallest: float = 1e-12) -> float:
+        """δ(ε) of the composition; resolved down to about `smallest`."""
+        validate.non_negative("epsilon", epsilon, "it is a privacy loss", "Use epsilon >= 0")
+        counts = merge_unsampled(events)
+        if not counts:
+            return 0.0
+        if mu := unsampled_mu(counts):
+            return gaussian_delta(group * mu, epsilon)
+        return self.curve(counts, smallest, group=group).delta(epsilon)
+
+    def curve(self, events: Mapping[Event, int], delta: float, *, group: int = 1) -> Curve:
+        """The whole curve δ(ε), resolved for values of δ from about `delta` upwards."""
+        _check(delta, group)
+        counts = merge_unsampled(events)
+        for room in _ROOM:
+            composition = Composition(Grid(counts, delta, group=group, room=room))
+            composition.add(counts)
+            curve = composition.curve()
+            if curve.beyond <= 1e-3 * delta:
+                return curve
+        raise InvalidArgument(
+            "delta",
+            delta,
+            "the tail of the loss could not be resolved that far for these events",
+            "Use a larger delta or more noise",
+        )
 
 
-@functools.lru_cache(maxsize=256)
-def _loss_distribution(sample_rate: float, noise_multiplier: float) -> Any:
-    from dp_accounting.pld import privacy_loss_distribution  # slow to import, and not needed to print a help text
+def merge_unsampled(events: Mapping[Event, int]) -> dict[Event, int]:
+    """Steps on all records (q = 1) are one Gaussian with μ² = Σμ_t², exactly."""
+    total = math.fsum(n / event.noise_multiplier**2 for event, n in events.items() if event.sample_rate == 1 and n > 0)
+    counts = {event: n for event, n in events.items() if event.sample_rate < 1 and n > 0}
+    return counts | ({Event(1.0, total**-0.5): 1} if total else {})
 
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        noise_multiplier, sampling_prob=sample_rate, value_discretization_interval=_GRID, use_connect_dots=True
-    )
+
+def unsampled_mu(counts: Mapping[Event, int]) -> float | None:
+    """μ if a single Gaussian on all records is everything that there is."""
+    (event, *others) = counts
+    return 1 / event.noise_multiplier if not others and event.sample_rate == 1 and counts[event] == 1 else None
+
+
+def total_variation(counts: Mapping[Event, int], group: int = 1) -> float:
+    """A bound of δ(0): the total variations of single steps add up at worst. Seeing none of the group costs nothing."""
+    touched = (n * -math.expm1(group * math.log1p(-min(e.sample_rate, 1 - 1e-16))) for e, n in counts.items())
+    shifts = (math.erf(group / (2 * math.sqrt(2) * event.noise_multiplier)) for event in counts)
+    return math.fsum(one * shift for one, shift in zip(touched, shifts, strict=True))
+
+
+def _check(delta: float, group: int) -> None:
+    validate.in_open_unit("delta", delta, "it is a failure probability", "Use less than 1/population")
+    if delta < SMALLEST_DELTA:
+        raise InvalidArgument(
+            "delta", delta, f"tails below {SMALLEST_DELTA:g} are not resolved", f"Use at least {SMALLEST_DELTA:g}"
+        )
+    validate.whole("group", group, "it is a number of records", "Use group=1 for single records")

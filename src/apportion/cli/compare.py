@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from apportion.cli import options
-from apportion.cli.output import print_error_stream, show_results, summary_of_run
+from apportion.cli.output import print_error_stream, show_results, summary_of_run, warn_without_privacy, writable_folder
 
 
 def compare(
@@ -78,7 +78,10 @@ def compare(
     folder = out or Path("runs") / (
         Path(file).stem if file else f"compare-{plan.data}".replace(":", "-").replace("/", "-")
     )
-    print_error_stream(f"{plan.title}: {', '.join(choice.name for choice in plan.recipe)} on {plan.data}")
+    writable_folder(folder)
+    print_error_stream(f"{plan.title}: {', '.join(choice.shown for choice in plan.recipe)} on {plan.data}")
+    if any(choice.name == "non-private" for choice in plan.recipe):
+        warn_without_privacy(plan.data)
 
     def announce(run: dict[str, Any]) -> None:
         spent = "no privacy" if run["epsilon"] is None else f"ε = {run['epsilon']:.3f}"
@@ -86,7 +89,11 @@ def compare(
             f"{run['recipe']:<12} {run['test_accuracy'] or 0:.1%} accuracy, {spent}, {run['seconds']:.1f} s"
         )
 
-    results = run_comparison(plan, folder, data_dir=data_dir, progress=True, announce=announce)
+    try:
+        results = run_comparison(plan, folder, data_dir=data_dir, progress=True, announce=announce)
+    except KeyboardInterrupt:
+        print_error_stream(f"interrupted: the runs so far are in {folder / 'runs'}")
+        raise
     show_results(results, folder, as_json=as_json)
     if as_json:
         typer.echo(json.dumps({**results, "runs": [summary_of_run(run) for run in results["runs"]]}))

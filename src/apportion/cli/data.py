@@ -79,5 +79,5 @@ def _row(entry: Entry, data_dir: Path | None) -> dict[str, str | int]:
         "kind": entry.kind,
         "licence": entry.licence,
         "found": "part of scikit-learn" if entry.built_in else str(folder or ""),
-        "get": f"apportion data fetch {entry.name}",
+        "get": "" if entry.built_in else f"apportion data fetch {entry.name}",
     }

@@ -50,6 +50,8 @@ def main(arguments: list[str] | None = None) -> None:
     except ApportionError as error:
         _fail(str(error))
     except _CommandLineError as error:
+        if not error.format_message():  # called without a command: the help was printed
+            sys.exit(2)
         _fail(error.format_message())
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)

@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from apportion.errors import InvalidArgument
+
 _people = Console(stderr=True, highlight=False)
 
 
@@ -23,11 +25,31 @@ def summary_of_run(run: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in run.items() if key != "history"}
 
 
+def writable_folder(folder: Path) -> Path:
+    """Make the folder, or say at once that it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument(
+            "out", str(folder), f"it cannot be written: {error.strerror}", "Choose another folder"
+        ) from error
+    return folder
+
+
+def warn_without_privacy(data: str) -> None:
+    """Say what training without privacy on one's own data means."""
+    from apportion.lab.data import KNOWN
+
+    if data not in KNOWN:
+        print_error_stream(
+            f"warning: non-private training on {data}: its results reveal the records and must not be published"
+        )
+
+
 def show_results(results: dict[str, Any], folder: Path, *, as_json: bool) -> None:
     """Write results.json and report.html into `folder`, print the table, say where to look and what to try next."""
     from apportion.lab.report import write_report
 
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     write_report(results, folder / "report.html")
     console = _people if as_json else Console(highlight=False)
@@ -53,8 +75,11 @@ def show_results(results: dict[str, Any], folder: Path, *, as_json: bool) -> Non
 
 
 def _next_steps(results: dict[str, Any]) -> list[str]:
-    data = results["runs"][0]["data"]
-    population = results["runs"][0]["population"]
+    from apportion.lab.data import KNOWN
+
+    data, population = results["runs"][0]["data"], results["runs"][0]["population"]
+    if data not in KNOWN:
+        return ["Each further run on the same records spends a budget of its own: the sum is what they pay."]
     return [
         f"Try next  apportion compare --data {data} --epsilon 1 --recipe abadi --recipe lin-decay",
         f"          apportion train --data {data} --recipe lin-decay --epsilon 3 --delta 1e-5 --unit record "

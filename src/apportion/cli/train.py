@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from apportion.cli import options
-from apportion.cli.output import print_error_stream, show_results, summary_of_run
+from apportion.cli.output import print_error_stream, show_results, summary_of_run, warn_without_privacy, writable_folder
 
 
 def train(
@@ -82,8 +82,15 @@ def train(
     plan = experiment(with_training_defaults(values | {"recipe": [choice], "title": f"{recipe} on {data}"}))
     plan.check()
     subject = resolve(plan.data, plan.model, data_dir)
+    if recipe == "non-private":
+        warn_without_privacy(data)
     folder = out or new_folder(Path("runs"), f"{recipe}-{data}".replace(":", "-").replace("/", "-"))
-    run = run_recipe(plan, plan.recipe[0], subject, seed, folder, progress=True)
+    writable_folder(folder)
+    try:
+        run = run_recipe(plan, plan.recipe[0], subject, seed, folder, progress=True)
+    except KeyboardInterrupt:
+        print_error_stream(f"interrupted: what was charged, and the model so far, are in {folder}")
+        raise
     show_results(results(plan.title, [run]), folder, as_json=as_json)
     if as_json:
         typer.echo(json.dumps(summary_of_run(run)))

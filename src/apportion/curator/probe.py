@@ -102,7 +102,7 @@ def probe_loss(model: nn.Module, loss_fn: LossFunction, example_inputs: Structur
         raise UnsupportedModel(
             "The loss mixes records: for a batch it is not the values of its records, nor their mean or sum. "
             "Use reduction='none' and only terms that depend on one record, "
-            "without dividing by anything that is counted or summed over the batch."
+            "without dividing by anything that is counted or summed over the batch, as a mean with class weights does."
         )
 
 
@@ -231,7 +231,8 @@ def _first_that_runs(
     shape = tree_map(lambda tensor: f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}", example)
     raise UnsupportedModel(
         f"{subject} failed on a synthetic record of {shape} with a batch dimension in front: "
-        f"{type(failure).__name__}: {failure}"
+        f"{type(failure).__name__}: {failure}. "
+        "Inputs are passed as model(x), a tuple as model(*x), a dict as model(**x); class labels must be int64."
     ) from failure
 
 

@@ -42,7 +42,7 @@ def compare(
                 choice,
                 subject,
                 seed,
-                new_folder(out / "runs", choice.name if seed is None else f"{choice.name}-seed{seed}"),
+                new_folder(out / "runs", choice.shown if seed is None else f"{choice.shown}-seed{seed}"),
                 progress,
             )
             runs.append(run)
@@ -78,7 +78,7 @@ def run_recipe(
     model = subject.build()
     started = time.perf_counter()
     outcome: dict[str, Any] = {
-        "recipe": recipe.name,
+        "recipe": choice.shown,
         "data": subject.data_name,
         "model": subject.model_name,
         "seed": seed,
@@ -167,5 +167,6 @@ def cells(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def new_folder(parent: Path, name: str) -> Path:
     """A folder that does not exist yet: the ledger of an earlier run is never overwritten."""
+    name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
     candidates = (parent / (name if number == 1 else f"{name}-{number}") for number in range(1, 10_000))
     return next(path for path in candidates if not path.exists())

@@ -25,10 +25,16 @@ class RecipeChoice(_Strict):
     """One recipe of a comparison, with its own hyper-parameters where they differ from the experiment's."""
 
     name: str
+    label: str | None = None
     clip: dict[str, Any] = Field(default_factory=dict)
     noise: dict[str, Any] = Field(default_factory=dict)
     lr: float | None = None
     optimizer: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """What the recipe is called in results: its label, to tell two settings of one recipe apart."""
+        return self.label or self.name
 
     def recipe(self) -> Recipe:
         roles = {"clip": self.clip, "noise": self.noise}
@@ -86,6 +92,14 @@ class Experiment(_Strict):
     def check(self) -> None:
         """Raise for everything that can be seen to be wrong before data is read."""
         self.sampling()
+        shown = [choice.shown for choice in self.recipe]
+        if twice := sorted({name for name in shown if shown.count(name) > 1}):
+            raise InvalidArgument(
+                "recipe",
+                twice,
+                "two entries have the same name, and their results would be mixed up",
+                "Give each a label of its own",
+            )
         recipes = [choice.recipe() for choice in self.recipe]
         if any(recipe.private for recipe in recipes):
             self.budget()

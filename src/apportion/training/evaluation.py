@@ -27,7 +27,7 @@ def require_public(data: object) -> Public:
 
 
 def accuracy(model: nn.Module, public: Public) -> float:
-    """The fraction of records whose largest output is the target's."""
+    """The fraction of records that are classified right: by the largest output, or by the sign of a single one (a logit)."""
     records = as_records(public.data)
     was_training = model.training
     model.eval()
@@ -35,11 +35,29 @@ def accuracy(model: nn.Module, public: Public) -> float:
     with torch.no_grad():
         for start in range(0, len(records), _BATCH):
             inputs, targets = records.batch(np.arange(start, min(start + _BATCH, len(records))))
-            outputs = call_model(model, inputs)
-            if not isinstance(outputs, Tensor) or outputs.dim() != 2:
-                raise InvalidArgument(
-                    "evaluate", "this model", "accuracy needs outputs of shape (batch, classes)", "Leave evaluate out"
-                )
-            correct += int((outputs.argmax(1) == targets).sum())
+            correct += int(_right(call_model(model, inputs), targets).sum())
     model.train(was_training)
     return correct / len(records)
+
+
+def _right(outputs: object, targets: Tensor) -> Tensor:
+    if (
+        isinstance(outputs, Tensor)
+        and outputs.dim() == 2
+        and outputs.shape[1] > 1
+        and targets.shape == outputs.shape[:1]
+    ):
+        return outputs.argmax(1) == targets
+    if (
+        isinstance(outputs, Tensor)
+        and outputs.numel() == targets.numel() == len(targets)
+        and bool(((targets == 0) | (targets == 1)).all())
+    ):
+        return (outputs.reshape(-1) > 0) == (targets.reshape(-1) > 0.5)
+    found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    raise InvalidArgument(
+        "evaluate",
+        f"outputs {found}, targets {tuple(targets.shape)}",
+        "accuracy needs outputs (batch, classes) with class numbers, or one logit a record with targets 0 and 1",
+        "Leave evaluate out and measure on public data yourself",
+    )

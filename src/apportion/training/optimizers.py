@@ -34,7 +34,20 @@ def build_optimizer(model: nn.Module, optimizer: str | OptimizerFactory, lr: flo
             "Pass a name, or the class: optimizer=torch.optim.SGD; or use make_private for a loop of your own",
         )
     factory = NAMED[validate.known("optimizer", optimizer, NAMED)] if isinstance(optimizer, str) else optimizer
-    return factory(list(trained_parameters(model).values()), lr=lr)
+    built = factory(list(trained_parameters(model).values()), lr=lr)
+    require_plain_step(built)
+    return built
+
+
+def require_plain_step(optimizer: Optimizer) -> None:
+    """Refuse optimisers that evaluate the loss themselves: every evaluation would be another question to the records."""
+    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidArgument(
+            "optimizer",
+            type(optimizer).__name__,
+            "it must be a torch optimiser that steps without a closure",
+            "Try torch.optim.SGD",
+        )
 
 
 def require_same_parameters(model: nn.Module, optimizer: Optimizer) -> None:

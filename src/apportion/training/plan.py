@@ -92,7 +92,7 @@ def make_plan(budget: Budget, sampling: Sampling, clip: Clip, noise: NoiseSchedu
 
 
 def _require_strategy(argument: str, value: object, kind: Any, example: str) -> None:
-    if not isinstance(value, kind):
+    if isinstance(value, type) or not isinstance(value, kind):
         raise InvalidArgument(
             argument, value, f"it is not a {argument} strategy", f"Pass for example {argument}={example}"
         )

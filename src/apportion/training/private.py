@@ -30,6 +30,7 @@ from apportion.curator.tree import batch_size as size_of
 from apportion.curator.tree import map_tensors, tensors_of
 from apportion.errors import BudgetExhausted, WrongOrder
 from apportion.strategies.clip import Clip, Fixed
+from apportion.strategies.context import epoch_length
 from apportion.strategies.noise import Constant, NoiseSchedule
 from apportion.training.history import Entry
 from apportion.training.record_loss import Reduction, per_record_scale, require_separable
@@ -72,7 +73,9 @@ class PrivateModel(nn.Module):
             return self.module(*inputs, **named)
         current = self.current
         if current is None:
-            raise WrongOrder("no batch is open: call private.model inside `for batch in private.batches()`")
+            raise WrongOrder(
+                "no batch is open: call private.model inside `for batch in private.batches()`, or in eval() mode for evaluation"
+            )
         structure: Any = named or (inputs[0] if len(inputs) == 1 else inputs)
         if size_of(structure) != current.size:
             raise WrongOrder(
@@ -116,7 +119,7 @@ class PrivateOptimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The original's, e.g. to change a learning rate between two calls of `batches(steps=...)`."""
+        """The original's, e.g. to change a learning rate between two calls of `batches(epochs=1)`."""
         return self.original.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -134,8 +137,8 @@ class PrivateOptimizer:
 class Private:
     """A private run whose loop is the person's own: `batches`, `model`, `optimizer`, and what every `Run` offers."""
 
-    def __init__(self, session: Session, reduction: Reduction, scheduler: LRScheduler | None):
-        self._session = session
+    def __init__(self, session: Session, reduction: Reduction, scheduler: LRScheduler | None, out: Path | None):
+        self._session, self._out = session, out
         self.run = Run(session)
         self.model = PrivateModel(session.engine, reduction)
         self.optimizer = PrivateOptimizer(self, session.optimizer)
@@ -170,16 +173,20 @@ class Private:
         """Logical steps that the plan still holds."""
         return self._session.account.left
 
-    def batches(self, steps: int | None = None) -> Iterator[Batch]:
-        """The micro-batches of the next `steps` logical steps (by default of all that are left), each drawn afresh.
+    def batches(self, *, epochs: float | None = None, steps: int | None = None) -> Iterator[Batch]:
+        """The micro-batches of the next logical steps, each drawn afresh: of all that are left, or of so many epochs or steps.
 
-        An empty draw is completed here: noise, charge and update, with nothing for the loop to do.
+        An empty draw is completed here: noise, charge and update, with nothing for the loop to do. When the plan is spent, the
+        iteration ends, and a run with `out` is saved.
         """
+        if epochs is not None:
+            steps = max(1, round(epochs * epoch_length(self._session.plan.sampling.sample_rate)))
         if steps is not None:
             validate.whole("steps", steps, "it is a number of updates", "Leave it out to run the whole plan")
         if not self.steps_left:
             raise BudgetExhausted(
-                f"the plan's {self._session.plan.steps} steps are spent. Plan more steps from the start to train longer."
+                f"the plan's {self._session.plan.steps} steps are spent: one call of batches() runs all of them. In a loop over epochs "
+                "call batches(epochs=1); to train longer, plan more steps from the start."
             )
         return self._batches(self.steps_left if steps is None else min(steps, self.steps_left))
 
@@ -203,6 +210,8 @@ class Private:
                     )
                 piece = following
         self.model.current = self._settings = None
+        if self._out is not None and not self.steps_left:
+            self.save(self._out)
 
     def complete_micro_batch(self) -> None:
         """What `optimizer.step()` does: add the micro-batch to the sum, and after the last one release and update."""
@@ -212,7 +221,8 @@ class Private:
         current.advance(
             "differentiated",
             "stepped",
-            "call loss.backward() once, on a loss computed from private.model's output, before each private.optimizer.step()",
+            "call loss.backward() once, on a loss computed from private.model's output in train() mode, before each "
+            "private.optimizer.step()",
         )
         current.draw.add(self._session.engine.rows())
         if current.last:
@@ -223,7 +233,7 @@ class Private:
             raise WrongOrder(
                 "the optimizer's settings changed inside the loop, once a micro-batch or not at all for an empty draw: that follows "
                 "the private batch size. Pass the scheduler to make_private(scheduler=...), or change settings between two calls of "
-                "batches(steps=...)"
+                "batches(epochs=1)"
             )
         self._session.apply(draw.release())
         if self._scheduler is not None:
@@ -264,7 +274,7 @@ def make_private(
         scheduler: a learning-rate scheduler of `optimizer`, stepped once a logical step, also after empty draws.
 
     Returns:
-        A `Private` with `batches()`, `model`, `optimizer`, and everything that a `Run` has.
+        A `Private` with `batches()`, `model`, `optimizer`, `epsilon()`, `history`, `statement()`, `save()`, and the `run` itself.
     """
     validate.known("loss_reduction", loss_reduction, ("mean", "sum"))
     sampling = Sampling.declare(
@@ -286,4 +296,4 @@ def make_private(
         mode=mode,
         own_loop=True,
     )
-    return Private(session, loss_reduction, scheduler)
+    return Private(session, loss_reduction, scheduler, None if out is None else Path(out))

@@ -6,9 +6,11 @@ secret/   must not: the ledger and the checkpoint, which belong to whoever guard
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,10 @@ class Run:
 
     def __init__(self, session: Session):
         self._session = session
+
+    def __repr__(self) -> str:
+        plan = self._session.plan
+        return f"Run({self.steps} of {plan.steps} steps, ε = {self.epsilon():.4g} of {plan.budget.epsilon:g}, δ = {plan.budget.delta:g})"
 
     @property
     def model(self) -> nn.Module:
@@ -60,7 +66,7 @@ class Run:
 
     def configuration(self) -> dict[str, Any]:
         """Everything that was decided in advance. All of it is public."""
-        plan, group = self._session.plan, self._session.optimizer
+        plan = self._session.plan
         return {
             "epsilon": plan.budget.epsilon,
             "delta": plan.budget.delta,
@@ -72,8 +78,8 @@ class Run:
             "clip": describe(plan.clip),
             "noise": describe(plan.noise),
             "noise_multipliers": _compact(plan.multipliers),
-            "optimizer": type(group).__name__,
-            "lr": [float(parameters["lr"]) for parameters in group.param_groups],
+            "optimizer": type(self._session.optimizer).__name__,
+            "lr": self._session.initial_learning_rates,
             "versions": package_versions(),
         }
 
@@ -85,18 +91,21 @@ class Run:
             ledger.copy_to(root / LEDGER)  # refuses a folder that holds another run's ledger
         public, secret = root / "public", root / "secret"
         public.mkdir(parents=True, exist_ok=True)
-        facts = self.statement()
+        _atomically(public / "weights.safetensors", lambda path: save_model(self.model, str(path)))
+        facts = self.statement() | {
+            "weights_sha256": hashlib.sha256((public / "weights.safetensors").read_bytes()).hexdigest(),
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
         _write_json(public / "configuration.json", self.configuration())
         _write_json(public / "history.json", [entry.as_json() for entry in self.history])
         _write_json(public / "privacy.json", facts)
         (public / "privacy.md").write_text(as_markdown(facts), encoding="utf-8")
-        _atomically(public / "weights.safetensors", lambda path: save_model(self.model, str(path)))
         state = {
             "model": self.model.state_dict(),
             "optimizer": self._session.optimizer.state_dict(),
             "step": self.steps,
         }
-        _atomically(secret / "checkpoint.pt", lambda path: torch.save(state, path))
+        _atomically(secret / "checkpoint.pt", lambda path: torch.save(state, path), mode=0o600)
         return root
 
 
@@ -108,8 +117,9 @@ def _write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _atomically(path: Path, write: Any) -> None:
+def _atomically(path: Path, write: Any, mode: int = 0o644) -> None:
     """Write beside the file and move it into place, so that a crash leaves the old file or the new one."""
     temporary = path.with_name(path.name + ".partial")
     write(temporary)
+    temporary.chmod(mode)
     os.replace(temporary, path)

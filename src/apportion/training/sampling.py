@@ -74,7 +74,7 @@ class Sampling:
 
 def _exactly_one(first: str, first_value: object, second: str, second_value: object) -> None:
     if (first_value is None) == (second_value is None):
-        found = "neither" if first_value is None else "both"
+        found = "neither was given" if first_value is None else "both were given"
         raise InvalidArgument(
-            f"{first}/{second}", (first_value, second_value), f"{found} was given", f"Pass either {first} or {second}"
+            f"{first}/{second}", (first_value, second_value), found, f"Pass either {first} or {second}"
         )

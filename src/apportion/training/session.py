@@ -24,7 +24,7 @@ from apportion.request import Released, Request
 from apportion.strategies.clip import Clip
 from apportion.strategies.noise import NoiseSchedule
 from apportion.training.history import Entry, is_report_step
-from apportion.training.optimizers import require_same_parameters
+from apportion.training.optimizers import require_plain_step, require_same_parameters
 from apportion.training.plan import Plan, make_plan
 from apportion.training.sampling import Sampling
 
@@ -47,6 +47,7 @@ class Session:
         own_loop: bool,
     ):
         self.own_loop = own_loop
+        self.initial_learning_rates = [float(group["lr"]) for group in optimizer.param_groups]
         self.engine, self.optimizer, self.plan = engine, optimizer, plan
         self.curator, self.account, self.randomness = curator, account, randomness
         self.entries: list[Entry] = []
@@ -136,6 +137,7 @@ def open_session(
             "it is not a Budget",
             "Pass apportion.Budget(epsilon=3.0, delta=1e-5, unit=apportion.Record())",
         )
+    require_plain_step(optimizer)
     require_same_parameters(model, optimizer)
     accountant = PrivacyLossAccountant()
     randomness = Randomness.fresh() if seed is None else Randomness.seeded(seed)

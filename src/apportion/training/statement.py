@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from dataclasses import asdict
 from importlib.metadata import version
@@ -20,6 +21,8 @@ NOT_COVERED = (
     "timing, memory use and access patterns of the machine that trained",
     "attacks on the low bits of floating-point noise: noise is float64 from a cryptographic stream, not discrete",
     "a person with several records, beyond what the stated unit says",
+    "the data that was declared public for evaluation: the accuracy on it is exact",
+    "the truth of what was declared: the population, the unit, and which data is public",
 )
 
 
@@ -79,11 +82,12 @@ def describe(strategy: Any) -> dict[str, Any]:
 
 def in_words(facts: dict[str, Any]) -> str:
     """The guarantee in two sentences."""
+    factor = math.exp(min(facts["epsilon"], 700))
     text = (
         f"Whatever is computed from the released model, the probability of any result changes by at most a factor "
-        f"e^{facts['epsilon']:.4g} (plus δ = {facts['delta']:g}) when one {facts['unit']} is added to the training data or "
-        f"removed from it. This held for all {facts['steps_taken']} steps taken, each on a fresh Poisson batch with sampling "
-        f"rate {facts['sample_rate']:.4g}."
+        f"e^{facts['epsilon']:.4g}, about {factor:.3g} (plus δ = {facts['delta']:g}), when one {facts['unit']} is added to the "
+        f"training data or removed from it. This held for all {facts['steps_taken']} steps taken, each on a fresh Poisson batch "
+        f"with sampling rate {facts['sample_rate']:.4g}."
     )
     if not facts["private"]:
         return f"NOT PRIVATE: {facts['why_not_private']}. With secret randomness the same run would promise: {text}"
@@ -93,6 +97,8 @@ def in_words(facts: dict[str, Any]) -> str:
 def as_markdown(facts: dict[str, Any]) -> str:
     """The statement for people (privacy.md)."""
     lines = ["# Privacy statement", "", in_words(facts), "", "| | |", "|---|---|"]
+    if "weights_sha256" in facts:
+        lines += [f"| written | {facts['written']} |", f"| sha256 of weights.safetensors | {facts['weights_sha256']} |"]
     rows = {
         "ε (guarantee)": f"{facts['epsilon']:.4f}, of a budget of {facts['target_epsilon']:g}",
         "ε of the steps taken": f"{facts['epsilon_spent']:.4f}",

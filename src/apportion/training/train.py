@@ -11,6 +11,7 @@ from apportion.budget import Budget, Public
 from apportion.curator.compatibility import copy_of
 from apportion.curator.curator import Execution, LossFunction
 from apportion.curator.records import as_records
+from apportion.errors import InvalidArgument
 from apportion.strategies.clip import Clip, Fixed
 from apportion.strategies.noise import Constant, NoiseSchedule
 from apportion.training.evaluation import accuracy, require_public
@@ -50,8 +51,10 @@ def train(
 
     Args:
         model: any module that does not mix records; `apportion.check(model)` tells.
-        loss_fn: loss_fn(outputs, targets). It is evaluated for each record alone, so its reduction does not matter.
-        train_data: a pair (inputs, targets) of tensors or arrays, or a map-style Dataset of such pairs.
+        loss_fn: loss_fn(outputs, targets): a mean or a sum over the batch, or one value a record. It is evaluated for each
+            record alone; a mean over class weights is refused, because alone the weights would cancel (use reduction="none").
+        train_data: a pair (inputs, targets) of tensors or arrays, or a map-style Dataset of such pairs. A model is called with a
+            tuple of inputs as model(*x), with a dict as model(**x).
         budget: ε, δ and the unit of privacy.
         population: the declared number of records, a public figure.
         batch_size, sample_rate: the expected batch size, or q itself (one of the two).
@@ -63,7 +66,8 @@ def train(
         evaluate: data declared public, on which accuracy is measured during the run.
         execution: memory knobs, which never change the guarantee.
         seed: for tests and experiments only. The run is then reproducible and *not private*.
-        out: a new folder, in which the ledger is durable from the first step and the run is saved at the end.
+        out: a new folder, in which the ledger is durable from the first step and the run is saved at the end (also of a run
+            that was interrupted).
         progress: a progress bar; by default only in a terminal.
         label: the name shown beside the bar.
 
@@ -73,12 +77,15 @@ def train(
     Raises:
         InvalidArgument, UnsupportedModel: before anything is trained or charged.
     """
+    _require(model, nn.Module, "model", "a torch.nn.Module")
+    _require(execution or Execution(), Execution, "execution", "apportion.Execution(micro_batch=64)")
     if evaluate is not None:
-        require_public(evaluate)
+        accuracy(model, require_public(evaluate))  # whatever is wrong with it is wrong before anything is charged
     sampling = Sampling.declare(
         population=population, batch_size=batch_size, epochs=epochs, sample_rate=sample_rate, steps=steps
     )
     records = as_records(train_data)
+    was_training = model.training
     mode = require_trainable(model, loss_fn, records)
     if isinstance(loss_fn, nn.Module):
         loss_fn = copy_of(loss_fn)  # a loss that remembers what it saw must not hand it out
@@ -96,13 +103,21 @@ def train(
         mode=mode,
         own_loop=False,
     )
-    with progress_bar(label, session.plan.steps, budget.epsilon, enabled=progress) as show:
-        while session.account.left:
-            entry = session.apply(session.curator.answer(session.next_request(), loss_fn))
-            if session.report_is_due:
-                entry = session.report(None if evaluate is None else accuracy(model, evaluate))
-            show(entry)
     run = Run(session)
-    if out is not None:
-        run.save(out)
+    try:
+        with progress_bar(label, session.plan.steps, budget.epsilon, enabled=progress) as show:
+            while session.account.left:
+                entry = session.apply(session.curator.answer(session.next_request(), loss_fn))
+                if session.report_is_due:
+                    entry = session.report(None if evaluate is None else accuracy(model, evaluate))
+                show(entry)
+    finally:  # also after an interruption: what was charged, and what came of it, is not lost
+        model.train(was_training)
+        if out is not None and session.entries:
+            run.save(out)
     return run
+
+
+def _require(value: object, kind: type, argument: str, example: str) -> None:
+    if not isinstance(value, kind):
+        raise InvalidArgument(argument, value, f"it is a {type(value).__name__}", f"Pass {example}")

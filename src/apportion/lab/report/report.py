@@ -244,7 +244,7 @@ def _summary(cells: Sequence[Cell]) -> list[str]:
         seen.add((data, model))
         best = max(rivals, key=_accuracy)
         free = [c for c in cells if number(c.get("epsilon")) is None and _key(c)[1:3] == (data, model)]
-        remarks = [f"the best of {len(rivals)} recipes"] if len(rivals) > 1 else []
+        remarks = [f"the highest of {len(rivals)} recipes"] if len(rivals) > 1 else []
         if free and (reference := max(map(_accuracy, free))) >= 0:
             gap = round(100 * (_accuracy(best) - reference), 1)
             side = "level with" if gap == 0 else f"{abs(gap):.1f} points {'below' if gap < 0 else 'above'}"
@@ -287,7 +287,7 @@ def _rows(cells: Sequence[Cell], runs: Sequence[Run], colours: Mapping[str, int]
                 "seconds": _seconds(cell.get("seconds")),
                 "badge": BADGES.get(status),
                 "status": status,
-                "best": f"best at ε = {at}" if id(cell) in best else None,
+                "best": f"{'highest' if count == 1 else 'best mean'} at ε = {at}" if id(cell) in best else None,
             }
         )
     return rows
