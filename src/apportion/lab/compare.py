@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from apportion import __version__
 from apportion.curator.curator import Execution
 from apportion.lab.baseline import train_without_privacy
 from apportion.lab.resolve import Subject, resolve
@@ -56,7 +55,6 @@ def results(title: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "version": 1,
         "title": title,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "apportion": __version__,
         "versions": package_versions(),
         "runs": list(runs),
         "cells": cells(runs),
