@@ -79,10 +79,10 @@ def test_calibration_ends_just_inside_the_budget(rate, shape, epsilon):
     assert 0.998 * epsilon <= spent <= epsilon
 
 
-@pytest.mark.parametrize("epsilon", [1e-7, 1e6])
-def test_an_unreachable_target_says_what_is_reachable(epsilon):
+@pytest.mark.parametrize(("rate", "steps", "epsilon"), [(1.0, 10_000, 1e-9), (0.5, 3, 1e6)])
+def test_an_unreachable_target_says_what_is_reachable(rate, steps, epsilon):
     with pytest.raises(InvalidArgument, match="the closest is"):
-        calibrate(ACCOUNTANT, [1.0] * 3, sample_rate=0.5, epsilon=epsilon, delta=1e-5)
+        calibrate(ACCOUNTANT, [1.0] * steps, sample_rate=rate, epsilon=epsilon, delta=1e-5)
 
 
 def test_the_longest_affordable_prefix():

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from apportion import validate
-from apportion.accounting.composition import Composition, Curve, Grid
+from apportion.accounting.composition import Composition, Curve
 from apportion.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from apportion.accounting.grid import choose_grid, make_cells
 from apportion.errors import InvalidArgument
 from apportion.request import Event
 
@@ -74,10 +75,10 @@ class PrivacyLossAccountant:
     def curve(self, events: Mapping[Event, int], delta: float, *, group: int = 1) -> Curve:
         """The whole curve δ(ε), resolved for values of δ from about `delta` upwards."""
         _check(delta, group)
-        counts = merge_unsampled(events)
+        cells = make_cells(merge_unsampled(events), delta, group=group)
         for room in _ROOM:
-            composition = Composition(Grid(counts, delta, group=group, room=room))
-            composition.add(counts)
+            composition = Composition(choose_grid(cells, delta, group=group, room=room))
+            composition.add(cells)
             curve = composition.curve()
             if curve.beyond <= 1e-3 * delta:
                 return curve

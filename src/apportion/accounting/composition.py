@@ -5,7 +5,7 @@ All steps share one grid of width h. With F_t the transform of step t's loss, th
 
 * **Tilting.** Masses are multiplied by e^{θℓ} and normalised before the transform and divided again afterwards. Rounding is then
   relative to the Chernoff bound of the tail that is asked for, instead of absolute: δ = 1e-20 can be resolved.
-* **Few frequencies live.** |Π F_t| falls like a Gaussian; where a bound on it is below e^−55 it is zero for all purposes. A
+* **Few frequencies live.** |Π F_t| falls like a Gaussian; where a bound on it is below e^−42 it is zero for all purposes. A
   frequency that died stays dead, because |F_t| ≤ 1.
 * **Cells.** Events between the same nodes share transforms: ln((1−w)F₀ + wF₁) = ln F₀ + ln(1 + w·r), r = F₁/F₀ − 1, whose sum over
   many w is a short power series in r with the power sums of w.
@@ -16,150 +16,33 @@ All steps share one grid of width h. With F_t the transform of step t's loss, th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
-from scipy.special import logsumexp
 
-from apportion.accounting.interpolation import EXACT, Cell, Node, cells_of
-from apportion.accounting.loss import Sketch, StepLoss, discretise, sketch
-from apportion.request import Event
+from apportion.accounting.grid import Direction, Grid
+from apportion.accounting.interpolation import Cell, Node
 
 Array = NDArray[np.float64]
 Spectrum = NDArray[np.complex128]
 
-_KAPPA = 0.05  # cells per standard deviation of a step's loss: the error of ε is about κ²/12
-_WIDEST = 1e-2
-_STEEPEST = 0.25  # θ·h: a coarser grid would blur a tail that steep
-_DEAD = -55.0
-_TAIL = 1e-5  # of δ: what the window and the cut of single steps may cost together, each
-_SKETCHES = 32
+_DEAD = -42.0  # ln of 6e-19: below the rounding of what is left
+_WITNESSES = 12
 _SERIES = 24  # events in a cell from which the power series is used
-_THETAS = np.concatenate([[0.1, 0.25, 0.5], np.geomspace(1, 1e6, 48)])
-_LARGEST = 1 << 21  # cells of a window; beyond that the grid is made coarser, which only raises δ
-
-
-@dataclass
-class _Direction:
-    """One orientation on a grid: where the window begins, and how masses are tilted."""
-
-    sign: int  # +1: removing a record, losses at +e; −1: adding one, losses at −e
-    theta: float
-    lowest: int  # index of the lowest loss in the window
-    spectra: dict[Node, tuple[Spectrum, float]] = field(default_factory=dict)
-
-
-class Grid:
-    """The cells of the loss, the window and the tilt for plans of about a certain size, and the nodes computed on it.
-
-    The window and the tilt are chosen from sketches. That is safe: what lies beyond the window is bounded for each composition by
-    Chernoff's inequality at the tilt, P[L > w] ≤ E e^{θL}·e^{−θw}, with the exact moment of the discretised losses.
-    """
-
-    def __init__(
-        self,
-        events: Mapping[Event, int],
-        delta: float,
-        *,
-        group: int = 1,
-        exact: bool | None = None,
-        room: float = 1.05,
-    ):
-        self.delta, self.group = delta, group
-        self.exact = len(events) <= EXACT or group > 1 if exact is None else exact
-        steps = sum(events.values())
-        self.tail = max(_TAIL * delta / steps, 1e-300)
-        self._losses: dict[Node, StepLoss] = {}
-        sketches = self._sketches(self.cells(events))
-        variance = sum(count * sketch.variance for sketch, count in sketches) / steps
-        removing = self._window(sketches, 1, math.inf)
-        self.step = min(_KAPPA * math.sqrt(variance), _WIDEST, _STEEPEST / removing[0])
-        bounds = [self._window(sketches, sign, _STEEPEST / self.step) for sign in (1, -1)]
-        widest = max(high - low for _, low, high in bounds)
-        self.step = max(self.step, room * widest / _LARGEST)
-        self.size = fft.next_fast_len(math.ceil(room * widest / self.step) + 16, real=True)
-        self.directions = tuple(
-            _Direction(sign, theta, math.floor(room * low / self.step) - 4)
-            for sign, (theta, low, _) in zip((1, -1), bounds, strict=True)
-        )
-
-    def cells(self, events: Mapping[Event, int]) -> list[Cell]:
-        return cells_of(events, exact=self.exact)
-
-    def loss(self, node: Node) -> StepLoss:
-        """The node's discretised loss."""
-        if node not in self._losses:
-            self._losses[node] = discretise(*node, self.step, self.tail, self.group)
-        return self._losses[node]
-
-    def spectrum(self, node: Node, direction: _Direction) -> tuple[Spectrum, float]:
-        """The transform of the node's tilted, normalised masses, and the logarithm of the normaliser."""
-        if node not in direction.spectra:
-            losses, masses, _ = self._atoms(node, direction.sign)
-            exponents = direction.theta * losses * self.step
-            top = float(exponents.max())
-            tilted = masses * np.exp(exponents - top)
-            total = float(tilted.sum())
-            folded = np.bincount(losses % self.size, weights=tilted / total, minlength=self.size)
-            direction.spectra[node] = fft.rfft(folded), top + math.log(total)
-        return direction.spectra[node]
-
-    def infinite(self, node: Node, sign: int) -> float:
-        return self._atoms(node, sign)[2]
-
-    def _atoms(self, node: Node, sign: int) -> tuple[NDArray[np.int64], Array, float]:
-        loss = self.loss(node)
-        index = loss.first + np.arange(len(loss.removed))
-        return (index, loss.removed, loss.removed_infinite) if sign > 0 else (-index, loss.added, loss.added_infinite)
-
-    def _sketches(self, cells: list[Cell]) -> list[tuple[Sketch, float]]:
-        """A few dozen sketches that stand for all nodes, each with the number of steps near it."""
-        counts: dict[Node, float] = {}
-        for cell in cells:
-            for node, weight in zip(cell.corners, cell.counts @ _corner_weights(cell), strict=True):
-                counts[node] = counts.get(node, 0.0) + float(weight)
-        ordered = sorted(node for node, count in counts.items() if count > 0)
-        size = max(1, math.ceil(len(ordered) / _SKETCHES))
-        groups = [ordered[start : start + size] for start in range(0, len(ordered), size)]
-        return [
-            (sketch(*members[len(members) // 2], self.tail, self.group), sum(counts[node] for node in members))
-            for members in groups
-        ]
-
-    def _window(self, sketches: list[tuple[Sketch, float]], sign: int, steepest: float) -> tuple[float, float, float]:
-        """(θ, lowest, highest): the tilt for δ, and about the losses outside which less than the tail budget lies."""
-        thetas = _THETAS[: max(1, int(np.searchsorted(_THETAS, steepest, side="right")))]
-
-        def cumulants(slopes: Array) -> Array:
-            total = np.zeros(len(slopes))
-            for one, count in sketches:
-                log_mass = one.log_p if sign > 0 else one.log_q
-                total += count * logsumexp(np.outer(slopes, sign * one.losses) + log_mass, axis=1)
-            return total
-
-        up, down = cumulants(thetas), cumulants(-thetas)
-        best = int(np.argmin((up - math.log(self.delta)) / thetas))
-        budget = math.log(_TAIL * self.delta)
-        # Beyond the window is bounded at the chosen tilt, so the window must be wide enough for that tilt.
-        highest = float((up[best] - budget) / thetas[best])
-        return float(thetas[best]), min(0.0, -float(np.min((down - budget) / thetas))), highest
 
 
 class Composition:
     """The loss of all events added so far. Adding more does not start again."""
 
     def __init__(self, grid: Grid):
-        self.grid = grid
         self.steps = 0
         self._sides = [_Side(grid, direction) for direction in grid.directions]
 
-    def add(self, events: Mapping[Event, int]) -> None:
-        """Convolve with the losses of `events`."""
-        cells = self.grid.cells(events)
-        self.steps += sum(events.values())
+    def add(self, cells: list[Cell]) -> None:
+        """Convolve with the losses of the events in `cells`."""
+        self.steps += round(sum(float(cell.counts.sum()) for cell in cells))
         for side in self._sides:
             side.add(cells)
 
@@ -171,7 +54,7 @@ class Composition:
 class _Side:
     """The running product in one orientation."""
 
-    def __init__(self, grid: Grid, direction: _Direction):
+    def __init__(self, grid: Grid, direction: Direction):
         self._grid, self._direction = grid, direction
         frequencies = grid.size // 2 + 1
         self._live = np.arange(frequencies)
@@ -181,10 +64,9 @@ class _Side:
         self._infinite = 0.0
 
     def add(self, cells: list[Cell]) -> None:
-        for cell in cells:
-            magnitudes = [
-                np.abs(self._grid.spectrum(node, self._direction)[0][self._live]) for node in set(cell.corners)
-            ]
+        # Every factor is at most 1, so a few of them bound the product: enough to see which frequencies died.
+        for cell in cells[:: max(1, len(cells) // _WITNESSES)]:
+            magnitudes = [np.abs(self._spectrum(node)[0]) for node in set(cell.corners)]
             with np.errstate(divide="ignore"):
                 self._bound += cell.counts.sum() * np.log(np.minimum(np.max(magnitudes, axis=0), 1.0))
         alive = self._bound > _DEAD
@@ -192,15 +74,20 @@ class _Side:
         for cell in cells:
             self._add_cell(cell)
 
+    def _spectrum(self, node: Node) -> tuple[Spectrum, float]:
+        """The node's transform at the live frequencies."""
+        spectrum, logarithm = self._grid.spectrum(node, self._direction, int(self._live[-1]) + 1)
+        return spectrum[self._live], logarithm
+
     def _add_cell(self, cell: Cell) -> None:
-        found = [self._grid.spectrum(node, self._direction) for node in cell.corners]
+        found = [self._spectrum(node) for node in cell.corners]
         base = max(logarithm for _, logarithm in found)
-        corners = np.array([spectrum[self._live] * math.exp(logarithm - base) for spectrum, logarithm in found])
-        weights = _corner_weights(cell)
+        corners = np.array([spectrum * math.exp(logarithm - base) for spectrum, logarithm in found])
+        weights = cell.weights
         scale = np.log(weights @ np.array([math.exp(logarithm - base) for _, logarithm in found]))
         self._normaliser += float(cell.counts @ (base + scale))
         self._logs += _sum_of_logs(corners, cell, weights) - float(cell.counts @ scale)
-        infinite = np.array([self._grid.infinite(node, self._direction.sign) for node in cell.corners])
+        infinite = np.array([self._grid.infinite(node, self._direction) for node in cell.corners])
         self._infinite += float(cell.counts @ (weights @ infinite))
 
     def tail_sums(self, steps: int) -> TailSums:
@@ -210,7 +97,7 @@ class _Side:
         tilted = np.maximum(np.roll(fft.irfft(spectrum, grid.size), -(direction.lowest % grid.size)), 0.0)
         index = direction.lowest + np.arange(grid.size)
         start = int(np.searchsorted(index, 1))
-        losses = index[start:] * grid.step
+        losses: Array = index[start:].astype(np.float64) * grid.step
         exponents = self._normaliser - direction.theta * losses
         masses = tilted[start:] * np.exp(np.minimum(exponents, 700.0))
         top = (direction.lowest + grid.size - 1) * grid.step
@@ -298,12 +185,6 @@ def _discounted(masses: Array, step: float) -> Array:
         result[start:stop] = block + carried * math.exp(-step) * discounts[::-1]
         carried = float(result[start])
     return result
-
-
-def _corner_weights(cell: Cell) -> Array:
-    """(events, 4): how much of each corner an event is."""
-    q, w = cell.rate, cell.variation
-    return np.stack([(1 - q) * (1 - w), (1 - q) * w, q * (1 - w), q * w], axis=1)
 
 
 def _sum_of_logs(corners: Spectrum, cell: Cell, weights: Array) -> Spectrum:

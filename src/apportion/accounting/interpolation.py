@@ -24,17 +24,16 @@ from scipy.special import erfc
 
 from apportion.request import Event
 
+Array = NDArray[np.float64]
 Node = tuple[float, float]
 """(q, z) of a step whose loss is discretised exactly."""
 
 EXACT = 48
 """Up to so many different events, each is its own node."""
 
-_BORDERS = (
-    (0.0, math.log(1.005)),
-    (0.8, math.log(1.01)),
-    (2.0, math.log(1.02)),
-)  # from which z on, distance of nodes in ln z
+_BORDERS = np.array([1.5, 4.0])  # the smaller z, the stronger δ bends between nodes
+_DISTANCES = np.log([1.01, 1.02, 1.03])  # of nodes in ln z: below, between and above the borders
+_ANCHORS = np.array([1.5, 1.5, 4.0])
 _RATE_DISTANCE = math.log(1.05)
 
 
@@ -49,41 +48,67 @@ class Cell:
     """
 
     corners: tuple[Node, Node, Node, Node]
-    rate: NDArray[np.float64]
-    variation: NDArray[np.float64]
-    counts: NDArray[np.float64]
+    rate: Array
+    variation: Array
+    counts: Array
+
+    @property
+    def weights(self) -> Array:
+        """(events, 4): how much of each corner an event is."""
+        q, w = self.rate, self.variation
+        return np.stack([(1 - q) * (1 - w), (1 - q) * w, q * (1 - w), q * w], axis=1)
 
 
-def cells_of(events: Mapping[Event, int], *, exact: bool) -> list[Cell]:
-    """Group events by the nodes around them; with `exact`, every event is a node of its own."""
-    groups: dict[tuple[Node, Node, Node, Node], list[tuple[float, float, int]]] = {}
-    rates = {event.sample_rate for event in events}
-    for event, count in events.items():
-        q, z = event.sample_rate, event.noise_multiplier
-        z_high, z_low, variation = (z, z, 0.0) if exact else _bracket_multiplier(z)
-        q_low, q_high, rate = (q, q, 0.0) if exact or len(rates) <= EXACT else _bracket_rate(q)
-        corners = ((q_low, z_high), (q_low, z_low), (q_high, z_high), (q_high, z_low))
-        groups.setdefault(corners, []).append((rate, variation, count))
-    return [
-        Cell(corners, *(np.array(column, dtype=float) for column in zip(*rows, strict=True)))
-        for corners, rows in groups.items()
-    ]
+def cells_of(events: Mapping[Event, int], *, exact: bool, density: int = 1) -> list[Cell]:
+    """Group events by the nodes around them; with `exact`, every event is a node of its own.
+
+    Args:
+        density: how many times closer the nodes are: the smaller δ, the more δ bends between them.
+    """
+    size = len(events)
+    rates = np.fromiter((event.sample_rate for event in events), float, size)
+    multipliers = np.fromiter((event.noise_multiplier for event in events), float, size)
+    counts = np.fromiter(events.values(), float, size)
+    if exact:
+        nothing = np.zeros(1)
+        return [
+            Cell(((q, z),) * 4, nothing, nothing, counts[k : k + 1])
+            for k, (q, z) in enumerate(zip(rates.tolist(), multipliers.tolist(), strict=True))
+        ]
+    z_low, z_high, variation = _bracket_multipliers(multipliers, density)
+    few = len(set(rates.tolist())) <= EXACT
+    q_low, q_high, rate = (rates, rates, np.zeros(size)) if few else _bracket_rates(rates)
+    corners = np.stack([q_low, q_high, z_low, z_high], axis=1)
+    cells, member = np.unique(corners, axis=0, return_inverse=True)
+    order = np.argsort(member, kind="stable")
+    starts = np.searchsorted(member[order], np.arange(len(cells) + 1))
+    result = []
+    for k, (low_rate, high_rate, low, high) in enumerate(cells.tolist()):
+        inside = order[starts[k] : starts[k + 1]]
+        around = ((low_rate, high), (low_rate, low), (high_rate, high), (high_rate, low))
+        result.append(Cell(around, rate[inside], variation[inside], counts[inside]))
+    return result
 
 
-def _bracket_multiplier(z: float) -> tuple[float, float, float]:
-    """The nodes above and below z on a fixed logarithmic grid, and the weight of the lower one."""
-    border, distance = max(pair for pair in _BORDERS if z >= pair[0])
-    anchor = border or _BORDERS[1][0]  # so that a border is a node of both sides
-    position = math.floor(math.log(z / anchor) / distance)
-    low, high = (anchor * math.exp(k * distance) for k in (position, position + 1))
-    low, high = min(low, z), max(high, z)  # rounding must not let a node slip inside
+def _bracket_multipliers(z: Array, density: int) -> tuple[Array, Array, Array]:
+    """The nodes below and above each z on a fixed logarithmic grid, and the weight of the lower one."""
+    region = np.searchsorted(_BORDERS, z, side="right")
+    distance, anchor = _DISTANCES[region] / density, _ANCHORS[region]
+    position = np.floor(np.log(z / anchor) / distance)
+    low, high = anchor * np.exp(position * distance), anchor * np.exp((position + 1) * distance)
+    low, high = np.minimum(low, z), np.maximum(high, z)  # rounding must not let a node slip inside
     # u = 1 − erfc(1/(2√2 z)); u falls as z grows.
-    beyond = [float(erfc(1 / (2 * math.sqrt(2) * value))) for value in (low, z, high)]
-    span = beyond[2] - beyond[0]
-    return high, low, 1.0 if span <= 0 else min(1.0, max(0.0, (beyond[2] - beyond[1]) / span))
+    beyond_low, beyond, beyond_high = (erfc(1 / (2 * math.sqrt(2) * value)) for value in (low, z, high))
+    span = beyond_high - beyond_low
+    with np.errstate(divide="ignore", invalid="ignore"):
+        weight = np.where(span > 0, (beyond_high - beyond) / span, 1.0)
+    return low, high, np.clip(weight, 0.0, 1.0)
 
 
-def _bracket_rate(q: float) -> tuple[float, float, float]:
-    position = math.floor(math.log(q) / _RATE_DISTANCE)
-    low, high = min(q, math.exp(position * _RATE_DISTANCE)), max(q, min(1.0, math.exp((position + 1) * _RATE_DISTANCE)))
-    return low, high, 0.0 if high <= low else (q - low) / (high - low)
+def _bracket_rates(q: Array) -> tuple[Array, Array, Array]:
+    """The nodes below and above each q, and the weight of the higher one."""
+    position = np.floor(np.log(q) / _RATE_DISTANCE)
+    low = np.minimum(q, np.exp(position * _RATE_DISTANCE))
+    high = np.maximum(q, np.minimum(1.0, np.exp((position + 1) * _RATE_DISTANCE)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return low, high, np.where(high > low, (q - low) / (high - low), 0.0)

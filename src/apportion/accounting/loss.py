@@ -18,6 +18,7 @@ What lies beyond the grid is moved up: to the last grid point as far as the othe
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -63,7 +64,7 @@ def discretise(sample_rate: float, multiplier: float, step: float, tail: float, 
     losses: Array = np.arange(first, last + 1, dtype=np.float64) * step
     edges = _inverse(losses, weights, multiplier, lowest - 1, highest + 1)
     below, masses, above = _masses(edges, len(weights), multiplier)
-    exponential = np.exp(losses)
+    exponential = np.exp(np.minimum(losses, 700.0))  # beyond, Q has no mass left and its factor does not matter
     q_mass = masses[0]
     surplus = np.maximum(weights[1:] @ masses[1:] - (exponential[:-1] - weights[0]) * q_mass, 0.0)
     removed = np.zeros(len(losses))
@@ -100,6 +101,7 @@ class Sketch:
         return float(masses @ (self.losses - mean) ** 2)
 
 
+@functools.lru_cache(maxsize=1024)
 def sketch(sample_rate: float, multiplier: float, tail: float, group: int = 1, points: int = 201) -> Sketch:
     """The loss at evenly spaced x."""
     reach = -float(ndtri(tail))
@@ -138,7 +140,9 @@ def _inverse(losses: Array, weights: Array, multiplier: float, lowest: float, hi
     wanted = losses[reachable]
     if len(weights) == 2:
         # e = ln(1 − q + q·exp(x/z − 1/(2z²))): solved for x. expm1 keeps the digits of small losses.
-        edges[reachable] = multiplier * np.log((np.expm1(wanted) + weights[1]) / weights[1]) + 1 / (2 * multiplier)
+        large = wanted > 500  # there e^e − 1 + q is e^e, which would overflow
+        inner = np.where(large, wanted, np.log(np.expm1(np.minimum(wanted, 500.0)) + weights[1]))
+        edges[reachable] = multiplier * (inner - math.log(weights[1])) + 1 / (2 * multiplier)
         return edges
     low, high = np.full(len(wanted), lowest - 40.0 * multiplier), np.full(len(wanted), highest + 40.0)
     for _ in range(80):

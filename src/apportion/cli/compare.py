@@ -19,7 +19,11 @@ def compare(
     data: options.Data = None,
     model: options.Model = None,
     recipe: Annotated[
-        list[str] | None, typer.Option(help="Repeatable: non-private, abadi, lin-decay.", show_default="all")
+        list[str] | None,
+        typer.Option(
+            help="Repeatable: non-private, abadi, lin-decay, du-growing, du-sensitivity, du-dynamic.",
+            show_default="all",
+        ),
     ] = None,
     settings: options.Settings = None,
     epsilon: options.Epsilon = None,

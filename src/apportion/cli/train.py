@@ -15,7 +15,9 @@ from apportion.cli.output import print_error_stream, show_results, summary_of_ru
 def train(
     data: options.Data = None,
     model: options.Model = None,
-    recipe: Annotated[str, typer.Option(help="non-private, abadi or lin-decay.")] = "abadi",
+    recipe: Annotated[
+        str, typer.Option(help="non-private, abadi, lin-decay, du-growing, du-sensitivity or du-dynamic.")
+    ] = "abadi",
     settings: options.Settings = None,
     epsilon: options.Epsilon = None,
     delta: options.Delta = None,

@@ -12,8 +12,8 @@ from typing import Any
 
 from apportion import validate
 from apportion.errors import InvalidArgument
-from apportion.strategies.clip import Clip, Decay, Fixed
-from apportion.strategies.noise import Constant, NoiseSchedule
+from apportion.strategies.clip import Clip, Decay, Fixed, SensitivityDecay
+from apportion.strategies.noise import Constant, GrowingMu, NoiseSchedule
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,51 @@ def lin_decay(start: float = 1.0, power: float = 0.5, minimum: float = 1e-3, mul
     )
 
 
+_DU = "Du et al., Dynamic Differential-Privacy Preserving SGD"
+
+
+def du_growing(threshold: float = 1.0, ratio: float = 2.0, multiplier: float | None = None) -> Recipe:
+    """DP-SGD with a fixed threshold and noise that falls, so that μ grows."""
+    return Recipe(
+        "du-growing",
+        "fixed clip, noise falls as ρ^(−t/T)",
+        f"{_DU}: growing μ",
+        Fixed(threshold=threshold),
+        GrowingMu(ratio=ratio, multiplier=multiplier),
+    )
+
+
+def du_sensitivity(start: float = 1.5, ratio: float = 2.0, multiplier: float | None = None) -> Recipe:
+    """DP-SGD with a threshold that falls geometrically."""
+    return Recipe(
+        "du-sensitivity",
+        "clip falls as ρ^(−t/T), constant noise",
+        f"{_DU}: sensitivity decay",
+        SensitivityDecay(start=start, ratio=ratio),
+        Constant(multiplier=multiplier),
+    )
+
+
+def du_dynamic(
+    start: float = 1.5, clip_ratio: float = 2.0, noise_ratio: float = 2.0, multiplier: float | None = None
+) -> Recipe:
+    """Both: the threshold falls, and the noise falls faster."""
+    return Recipe(
+        "du-dynamic",
+        "clip and noise fall geometrically, each at its own rate",
+        f"{_DU}: dynamic DP-SGD",
+        SensitivityDecay(start=start, ratio=clip_ratio),
+        GrowingMu(ratio=noise_ratio, multiplier=multiplier),
+    )
+
+
 RECIPES: Mapping[str, Callable[..., Recipe]] = {
     "non-private": non_private,
     "abadi": abadi,
     "lin-decay": lin_decay,
+    "du-growing": du_growing,
+    "du-sensitivity": du_sensitivity,
+    "du-dynamic": du_dynamic,
 }
 
 

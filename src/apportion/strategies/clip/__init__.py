@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from apportion.request import ClippedSum, Released
 from apportion.strategies.clip.decay import Decay
 from apportion.strategies.clip.fixed import Fixed
+from apportion.strategies.clip.sensitivity_decay import SensitivityDecay
 from apportion.strategies.context import Context
 
 
@@ -24,4 +25,4 @@ class Clip(Protocol):
     def observe(self, state: Any, released: Released) -> Any: ...
 
 
-__all__ = ["Clip", "Decay", "Fixed"]
+__all__ = ["Clip", "Decay", "Fixed", "SensitivityDecay"]

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from apportion.strategies.context import Context
 from apportion.strategies.noise.constant import Constant
+from apportion.strategies.noise.growing import GrowingMu
 
 
 @runtime_checkable
@@ -22,4 +23,4 @@ class NoiseSchedule(Protocol):
     def relative(self, context: Context) -> float: ...
 
 
-__all__ = ["Constant", "NoiseSchedule"]
+__all__ = ["Constant", "GrowingMu", "NoiseSchedule"]
