@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-slow lint format clean help
+.PHONY: demo test test-slow lint format bench clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -33,5 +33,15 @@ format: $(VENV)/installed  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The peers live in an environment of their own, so that they cannot hold back what the library is tested with.
+.venv-bench/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-bench
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt .venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -e . opacus==1.6.0
+	-.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --no-deps prv-accountant
+	@touch $@
+
+bench: .venv-bench/installed  ## speed against the peers, in .venv-bench (minutes; use a quiet machine)
+	.venv-bench/bin/python benchmarks/accounting.py --json benchmarks/accounting.json
+
 clean:  ## remove what the commands above made
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-bench runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

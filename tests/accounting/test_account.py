@@ -53,9 +53,9 @@ def test_reading_epsilon_changes_nothing():
 
 def test_the_ledger_is_append_only(tmp_path):
     path = tmp_path / "ledger.sqlite"
-    Ledger.create(path).append(TOKEN)
+    account([TOKEN], path).charge(TOKEN)
     connection = sqlite3.connect(path)
-    for statement in ("DELETE FROM charges", "UPDATE charges SET noise_multiplier = 100"):
+    for statement in ("DELETE FROM entries", "UPDATE entries SET content = '{}'"):
         with pytest.raises(sqlite3.IntegrityError, match="append-only"):
             connection.execute(statement)
     connection.close()
@@ -65,18 +65,22 @@ def test_a_charge_survives_a_process_that_dies_at_once(tmp_path):
     path = tmp_path / "ledger.sqlite"
     program = (
         "import os, sys; from pathlib import Path; from apportion.accounting.ledger import Ledger;"
-        "from apportion.request import Event; Ledger.create(Path(sys.argv[1])).append(Event(0.1, 2.0)); os._exit(9)"
+        "from apportion.request import Event; Ledger.create(Path(sys.argv[1])).append(Event(0.1, 2.0), 1, 1); os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == 9
     assert list(Ledger.open(path).events()) == [TOKEN]
 
 
 def test_a_copy_holds_the_same_charges(tmp_path):
-    ledger = Ledger.create()
-    ledger.append(TOKEN)
-    ledger.append(Event(0.2, 1.0))
-    ledger.copy_to(tmp_path / "deep" / "copy.sqlite")
-    assert list(Ledger.open(tmp_path / "deep" / "copy.sqlite").events()) == list(ledger.events())
+    plan = [TOKEN, Event(0.2, 1.0)]
+    spending = account(plan)
+    for event in plan:
+        spending.charge(event)
+    spending.ledger.copy_to(tmp_path / "deep" / "copy.sqlite", spending.run)
+    copy = Ledger.open(tmp_path / "deep" / "copy.sqlite")
+    assert list(copy.events()) == plan
+    assert copy.runs()[0].plan == tuple(plan)
+    assert copy.verify() is None
 
 
 def test_a_file_that_is_no_ledger_is_refused(tmp_path):
@@ -91,10 +95,10 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path):
 
 
 def test_a_ledger_serves_one_account(tmp_path):
-    ledger = Ledger.create(tmp_path / "ledger.sqlite")
-    ledger.append(TOKEN)
+    spending = account([TOKEN], tmp_path / "ledger.sqlite")
+    spending.charge(TOKEN)
     with pytest.raises(InvalidArgument, match="charges of an earlier run"):
-        Account(BUDGET, [TOKEN], PrivacyLossAccountant(), ledger)
+        Account(BUDGET, [TOKEN], PrivacyLossAccountant(), spending.ledger)
 
 
 def test_accounting_imports_no_torch():

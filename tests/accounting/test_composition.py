@@ -7,7 +7,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as reference
 from scipy.stats import binom, norm
 
-from apportion.accounting.accountant import PrivacyLossAccountant, count_events
+from apportion.accounting.accountant import PrivacyLossAccountant, RunningPrice, count_events
 from apportion.accounting.attacker import advantage, true_positive_rate
 from apportion.accounting.composition import Composition
 from apportion.accounting.grid import choose_grid, make_cells
@@ -208,3 +208,30 @@ def test_attacker_views_of_a_plain_gaussian():
     for rate in (0.001, 0.01, 0.2):
         assert true_positive_rate(curve, rate) == pytest.approx(norm.cdf(1 - norm.isf(rate)), rel=5e-3)
     assert advantage(curve) == pytest.approx(2 * norm.cdf(0.5) - 1, rel=1e-3)
+
+
+# --- step by step ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", [[Event(0.02, 1.3)] * 400, [Event(0.01, 2.5 * 0.4 ** (t / 400)) for t in range(400)]])
+def test_the_running_price_follows_the_prefix(plan):
+    running = RunningPrice(count_events(plan), 1e-5)
+    assert running.epsilon() == 0.0
+    previous = 0.0
+    for number, event in enumerate(plan, start=1):
+        running.add(event)
+        if number in (1, 7, 100, 101, 399, 400):
+            price = running.epsilon()
+            alone = ACCOUNTANT.epsilon(count_events(plan[:number]), 1e-5)
+            assert alone * (1 - 1e-3) <= price <= alone * 1.02
+            assert price >= previous
+            assert running.epsilon() == price, "reading changed it"
+            previous = price
+    assert previous == pytest.approx(ACCOUNTANT.epsilon(count_events(plan), 1e-5), rel=1e-3)
+
+
+def test_a_running_price_without_sampling():
+    running = RunningPrice({Event(1.0, 3.0): 5}, 1e-5)
+    for _ in range(5):
+        running.add(Event(1.0, 3.0))
+    assert running.epsilon() == pytest.approx(ACCOUNTANT.epsilon({Event(1.0, 3.0): 5}, 1e-5), rel=2e-3)

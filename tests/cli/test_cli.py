@@ -9,6 +9,11 @@ import pytest
 from apportion.cli.main import main
 
 BUDGET = ["--epsilon", "3", "--delta", "1e-5", "--unit", "record", "--population", "1437"]
+DU = [
+    *("--epsilon", "1.2", "--delta", str(1 / 600_000), "--unit", "record", "--population", "60000"),
+    "--batch-size",
+    "256",
+]
 QUICK = ["--data", "digits", "--model", "linear", "--sample-rate", "0.1", "--steps", "3", "--lr", "1"]
 
 
@@ -159,6 +164,9 @@ def test_own_data_and_model(apportion, tmp_path, monkeypatch):
         (["report", "nowhere"], "nowhere"),
         (["train", *QUICK, *BUDGET, "--out", "/proc/nothing"], "out='/proc/nothing'.*cannot be written"),
         (["compare", *QUICK, "--epsilon", "3", "--out", "/dev/null/folder"], "cannot be written"),
+        (["plan", "--recipe", "non-private", *DU, "--steps", "5"], "no privacy to plan"),
+        (["plan", *DU, "--steps", "5", "--calibrate", "cltt"], "Did you mean 'clt'"),
+        (["plan", *DU, "--steps", "0"], "steps=0"),
         (["data", "fetch", "mnst"], "Did you mean 'mnist'"),
         (["nonsense"], "nonsense"),
     ],
@@ -173,6 +181,55 @@ def test_bad_input_is_one_line_and_exit_code_2(apportion, tmp_path, arguments, w
     assert re.search(words, err), err
     assert "Traceback" not in out + err
     assert not list(tmp_path.rglob("ledger.sqlite")), "something was charged"
+
+
+def test_a_plan_for_scripts(apportion):
+    code, out, _ = apportion(
+        "plan", "--recipe", "du-growing", "--set", f"noise.ratio={1 / 0.3}", *DU, "--steps", "5000", "--json"
+    )
+    plan = json.loads(out)
+    assert code == 0
+    assert {"epsilon", "target_epsilon", "delta", "steps", "sample_rate", "noise_multiplier", "clip", "claims"} <= set(
+        plan
+    )
+    assert plan["noise_multiplier"][0] == pytest.approx(2.895, abs=0.03)
+    assert len(plan["noise_multiplier"]) == len(plan["clip"]) == plan["steps"] == 5000
+    assert 0.998 * 1.2 <= plan["epsilon"] <= 1.2
+    spent = [price for _, price in plan["spent"]]
+    assert spent == sorted(spent)
+    assert spent[-1] == pytest.approx(plan["epsilon"], rel=2e-3)
+
+
+def test_a_plan_by_the_central_limit_says_what_it_really_costs(apportion):
+    code, out, _ = apportion(
+        "plan",
+        "--recipe",
+        "du-growing",
+        "--set",
+        f"noise.ratio={1 / 0.3}",
+        *DU,
+        "--steps",
+        "5000",
+        "--calibrate",
+        "clt",
+        "--json",
+    )
+    plan = json.loads(out)
+    assert code == 0
+    assert plan["epsilon"] == pytest.approx(1.387, rel=3e-3), "the paper claims 1.2"
+    assert any("not an upper bound" in name for name in plan["not_upper_bounds"])
+
+
+def test_plans_laid_over_each_other(apportion, tmp_path):
+    code, out, _ = apportion(
+        "plan", "--recipe", "abadi", "--recipe", "lin-decay", *DU, "--steps", "200", "--html", "plans.html"
+    )
+    assert code == 0
+    assert "abadi" in out
+    assert "lin-decay" in out
+    assert "▅" in out
+    assert "not an upper bound" in out
+    assert (tmp_path / "plans.html").stat().st_size > 1_000_000
 
 
 def test_a_weak_delta_is_a_warning_of_one_line(tmp_path):

@@ -6,6 +6,7 @@ next token, and may be charged against it only if the token covers it. So the ε
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from apportion.accounting.accountant import Accountant, count_events
@@ -18,21 +19,43 @@ from apportion.request import Event
 class Account:
     """Spends the tokens of a plan, one for each request, and writes every charge to the ledger first.
 
+    A plan that the ledger has no room for is refused here. It is admitted, and counts against the limit with all its tokens, when the
+    first of them is charged: a run that never begins costs nothing.
+
     Args:
         budget: the guarantee asked for.
         tokens: the declared events, in order.
         accountant: prices them.
-        ledger: where charges become durable. It must be new: one ledger, one run.
+        ledger: where charges become durable: the ledger of a data set, or a new one.
+        run: continue this run of the ledger, with the same tokens. What is spent of them is what the ledger says, not what a
+            checkpoint remembers: going back to an older checkpoint refunds nothing.
     """
 
-    def __init__(self, budget: Budget, tokens: Sequence[Event], accountant: Accountant, ledger: Ledger):
-        if ledger.counts():
-            raise InvalidArgument(
-                "ledger", str(ledger.path), "it holds charges of an earlier run", "Start with a new ledger"
-            )
+    def __init__(
+        self,
+        budget: Budget,
+        tokens: Sequence[Event],
+        accountant: Accountant,
+        ledger: Ledger,
+        *,
+        run: int | None = None,
+    ):
         self.budget, self.accountant, self.ledger = budget, accountant, ledger
+        self.run = run
         self._tokens = tuple(tokens)
         self._spent = 0
+        if run is None:
+            self._cost = ledger.price(count_events(self._tokens), budget)
+            ledger.require_room(self._cost)
+        else:
+            if self._tokens not in [admitted.plan for admitted in ledger.runs() if admitted.number == run]:
+                raise InvalidArgument(
+                    "run",
+                    run,
+                    "the ledger holds no run of that number with these tokens",
+                    "Plan as before, or start anew",
+                )
+            self._spent = sum(ledger.counts(run).values())
 
     @property
     def spent(self) -> int:
@@ -58,12 +81,15 @@ class Account:
                 f"{event.noise_multiplier:.6g}, but the plan declared {token.sample_rate:g} and {token.noise_multiplier:.6g}. "
                 "Only less sampling or more noise than declared is covered."
             )
-        self.ledger.append(event)
+        if self.run is None:
+            self.run = self.ledger.admit(self._tokens, self._cost)
+        self.ledger.append(event, self.run, self._spent + 1)
         self._spent += 1
 
     def epsilon(self, delta: float | None = None) -> float:
         """ε of what was charged so far, at `delta` (the budget's by default). Reading it changes nothing."""
-        return self.accountant.epsilon(self.ledger.counts(), self.budget.delta if delta is None else delta)
+        charged: Counter[Event] = Counter() if self.run is None else self.ledger.counts(self.run)
+        return self.accountant.epsilon(charged, self.budget.delta if delta is None else delta)
 
     def planned_epsilon(self, delta: float | None = None) -> float:
         """ε of the whole plan: the guarantee, also for a run that was stopped early."""

@@ -19,6 +19,7 @@ from apportion import validate
 from apportion.accounting.composition import Composition, Curve
 from apportion.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from apportion.accounting.grid import choose_grid, make_cells
+from apportion.accounting.interpolation import EXACT, Cell
 from apportion.errors import InvalidArgument
 from apportion.request import Event
 
@@ -88,6 +89,36 @@ class PrivacyLossAccountant:
             "the tail of the loss could not be resolved that far for these events",
             "Use a larger delta or more noise",
         )
+
+
+class RunningPrice:
+    """ε of a run so far, step by step: a new step does not start again.
+
+    Args:
+        plan: everything that may come. The grid is chosen for it, so the price of a short prefix can be a little higher than necessary.
+        delta: δ.
+    """
+
+    def __init__(self, plan: Mapping[Event, int], delta: float):
+        _check(delta, 1)
+        self._delta = delta
+        self._exact = len(plan) <= EXACT
+        self._composition = Composition(choose_grid(self._cells(plan), delta))
+        self._waiting: Counter[Event] = Counter()
+
+    def add(self, event: Event) -> None:
+        """Count one more step."""
+        self._waiting[event] += 1
+
+    def epsilon(self) -> float:
+        """ε of all steps added so far. No steps cost 0."""
+        if self._waiting:
+            self._composition.add(self._cells(self._waiting))
+            self._waiting.clear()
+        return self._composition.curve().epsilon(self._delta) if self._composition.steps else 0.0
+
+    def _cells(self, events: Mapping[Event, int]) -> list[Cell]:
+        return make_cells(events, self._delta, exact=self._exact)
 
 
 def merge_unsampled(events: Mapping[Event, int]) -> dict[Event, int]:

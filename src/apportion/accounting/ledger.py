@@ -1,98 +1,242 @@
 """The durable record of what was spent: one row for each charge, written before the answer leaves the curator.
 
-SQLite with its strictest synchronisation: when `append` returns, the row survives a crash. Rows are only ever added. A new ledger is
-created exclusively, so that no second run can take it for its own.
+    run step  content
+    0   0     the declaration: the name of the data set, its limit (ε, δ), the unit, the rule over runs and its capacity
+    k   0     run k is admitted: its whole plan, and what it costs against the limit
+    k   t     step t of run k is charged: its event
+
+A ledger either belongs to a **data set** and admits runs until its limit is reached, or, without a limit, to a single run.
+Rows are only ever added (`chain.py`), so nothing is ever refunded: a run that was stopped, or started again from an older
+checkpoint, has spent what its rows say. (run, step) is unique, so two processes cannot spend one step of a plan between them.
+
+A charge took 2.2 ms beside a training run (fsyncs included), 0.9 % of a step of a small MNIST network. So tokens are not reserved in
+blocks: every charge is a row of its own, and a crash forfeits the one that was under way.
 """
 
 from __future__ import annotations
 
-import os
-import sqlite3
+import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from apportion.errors import InvalidArgument
+from apportion.accounting.chain import Chain, Damage, Row, new_file
+from apportion.accounting.run_filter import RULES, Cost, RunRule
+from apportion.budget import Budget, Record
+from apportion.errors import BudgetExhausted, InvalidArgument
 from apportion.request import Event
 
-_SCHEMA = """
-CREATE TABLE charges (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    sample_rate REAL NOT NULL,
-    noise_multiplier REAL NOT NULL,
-    charged_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
-);
-CREATE TRIGGER no_update BEFORE UPDATE ON charges BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-CREATE TRIGGER no_delete BEFORE DELETE ON charges BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-"""
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class AdmittedRun:
+    """A run as the ledger knows it.
+
+    Args:
+        number: 1 for the first run.
+        admitted: when, in UTC.
+        plan: the declared events in order.
+        cost: against the limit; zero in the ledger of a single run.
+    """
+
+    number: int
+    admitted: str
+    plan: tuple[Event, ...]
+    cost: Cost
 
 
 class Ledger:
-    """An append-only list of events. Use `create` for a new run and `open` to read an old one."""
+    """The charges of one run or of all runs on a data set: `create` a new one, `open` it to read, `attach` to it to charge.
 
-    def __init__(self, connection: sqlite3.Connection, path: Path | None):
-        self._connection, self.path = connection, path
-        self._connection.execute("PRAGMA synchronous = EXTRA")
+    Args:
+        name: the declared name of the data set; `None` in the ledger of a single run.
+        rule: the rule over runs with its limit; `None` in the ledger of a single run.
+    """
+
+    def __init__(self, chain: Chain):
+        self._chain = chain
+        self.path = chain.path
+        declared = _content(self.path, chain.execute("SELECT content FROM entries WHERE run = 0 AND step = 0"))
+        self.name: str | None = declared["name"]
+        self.rule: RunRule | None = None
+        self.capacity = Cost(*declared["capacity"])
+        if declared["rule"] is not None:
+            self.rule = RULES[declared["rule"]](Budget(**declared["limit"], unit=Record()))
 
     @classmethod
-    def create(cls, path: Path | None = None) -> Ledger:
-        """A new, empty ledger; in memory for `path=None`. Refuses a file that exists: spending is never overwritten."""
+    def create(cls, path: Path | None = None, *, name: str | None = None, rule: RunRule | None = None) -> Ledger:
+        """A new, empty ledger; in memory for `path=None`. Refuses a file that exists: spending is never overwritten.
+
+        Args:
+            name, rule: declare a data set and its limit, for good. Without them it is the ledger of a single run.
+        """
+        limit = None if rule is None else {"epsilon": rule.limit.epsilon, "delta": rule.limit.delta}
+        capacity = Cost() if rule is None else rule.capacity()
+        declaration = {
+            "format": FORMAT,
+            "name": name,
+            "limit": limit,
+            "unit": None if rule is None else rule.limit.unit.name,
+            "rule": None if rule is None else rule.name,
+            "capacity": [capacity.main, capacity.failure],
+        }
         if path is not None:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.parent.chmod(0o700)
-                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            except FileExistsError as error:
-                raise InvalidArgument(
-                    "out", str(path), "there is the ledger of an earlier run already", "Choose a new folder"
-                ) from error
-            except OSError as error:
-                raise InvalidArgument(
-                    "out", str(path), f"it cannot be written: {error.strerror}", "Choose a writable folder"
-                ) from error
-        ledger = cls(sqlite3.connect(path or ":memory:", isolation_level=None), path)
-        ledger._connection.executescript(_SCHEMA)
-        return ledger
+            if rule is None:
+                reason, fix = "there is the ledger of an earlier run already", "Choose a new folder"
+                new_file(path, argument="out", reason=reason, fix=fix)
+                path.parent.chmod(0o700)  # the folder secret/ of a run
+            else:
+                reason, fix = "there is a file already, and a declared limit stays as it is", "Choose another file"
+                new_file(path, argument="path", reason=reason, fix=fix)
+        try:
+            return cls(Chain.create(path, declaration))
+        except BaseException:
+            if path is not None:
+                path.unlink()  # ours, and nothing was ever charged to it
+            raise
 
     @classmethod
     def open(cls, path: Path) -> Ledger:
-        """An existing ledger, to be read."""
-        try:
-            ledger = cls(sqlite3.connect(f"file:{path}?mode=ro", uri=True), path)
-            ledger._connection.execute("SELECT COUNT(*) FROM charges")
-        except sqlite3.Error as error:
+        """An existing ledger, to be read. A damaged one can be read too, as far as SQLite can; `verify` tells."""
+        return cls(Chain(path, read_only=True))
+
+    @classmethod
+    def attach(cls, path: Path) -> Ledger:
+        """An existing ledger, to be charged. A damaged one is refused: what it says was spent is no longer known."""
+        ledger = cls(Chain(path))
+        if damage := ledger.verify():
+            ledger.close()
             raise InvalidArgument(
-                "ledger", str(path), f"it cannot be read: {error}", "Name a ledger.sqlite file"
-            ) from error
+                "ledger",
+                str(path),
+                f"it is damaged and can only be read ({damage})",
+                "Look at it with `apportion ledger show`, restore a backup, and charge what is missing there",
+            )
         return ledger
 
-    def append(self, event: Event) -> None:
-        """Write the charge. Durable when this returns."""
-        self._connection.execute(
-            "INSERT INTO charges (sample_rate, noise_multiplier) VALUES (?, ?)",
-            (event.sample_rate, event.noise_multiplier),
+    def price(self, plan: Mapping[Event, int], budget: Budget) -> Cost:
+        """What a run with this plan costs against the limit; `budget` is the run's own."""
+        if self.rule is None:
+            return Cost()
+        if budget.unit != self.rule.limit.unit:
+            raise InvalidArgument(
+                "budget.unit", budget.unit, f"the ledger protects a {self.rule.limit.unit.name}", "Use the same unit"
+            )
+        return self.rule.cost(plan, budget.delta, self.left())
+
+    def require_room(self, cost: Cost) -> None:
+        """Refuse a run that does not fit: one with more than what is left, or a second one in the ledger of a single run."""
+        if self.rule is None:
+            if self.runs():
+                raise InvalidArgument(
+                    "ledger", str(self.path), "it holds charges of an earlier run", "Start with a new ledger"
+                )
+            return
+        if not (self.spent() + cost).fits(self.capacity):
+            left = self.left()
+            describe, limit = self.rule.describe, self.rule.limit
+            raise BudgetExhausted(
+                f"the limit of the data set {self.name!r} (epsilon={limit.epsilon:g}, delta={limit.delta:g}, rule "
+                f"{self.rule.name}) does not cover this run. Requested: {describe(cost)}. Left: {describe(left)}. Missing: "
+                f"{describe(cost.minus(left))}. Nothing was charged. Use more noise, fewer steps or a smaller budget for this run."
+            )
+
+    def admit(self, plan: Sequence[Event], cost: Cost) -> int:
+        """Charge a whole run against the limit before its first step, or refuse it. Returns the number of the run."""
+        content = {"plan": [_encode(event) | {"times": times} for event, times in _repeated(plan)]}
+        with self._chain.transaction():  # nobody else can be admitted between the check and the row
+            self.require_room(cost)
+            run = 1 + int(self._chain.execute("SELECT MAX(run) FROM entries")[0][0])
+            self._chain.append(run, 0, content | {"cost": [cost.main, cost.failure]})
+        return run
+
+    def append(self, event: Event, run: int, step: int) -> None:
+        """Write the charge of one step (1-based). Durable when this returns."""
+        with self._chain.transaction():
+            self._chain.append(run, step, _encode(event))
+
+    def runs(self) -> list[AdmittedRun]:
+        """All admitted runs, oldest first."""
+        found = self._chain.execute("SELECT run, written, content FROM entries WHERE step = 0 AND run > 0 ORDER BY run")
+        return [_admitted(self.path, *values) for values in found]
+
+    def spent(self) -> Cost:
+        """What the admitted runs cost against the limit, executed or not."""
+        return sum((run.cost for run in self.runs()), Cost())
+
+    def left(self) -> Cost:
+        """What further runs may cost."""
+        return self.capacity.minus(self.spent())
+
+    def events(self, run: int | None = None) -> Iterator[Event]:
+        """All charges, oldest first; of one run if it is given."""
+        for row in self._chain.rows(run):
+            if row.step > 0:
+                yield _decode(json.loads(row.content))
+
+    def counts(self, run: int | None = None) -> Counter[Event]:
+        """All charges, equal ones counted; of one run if it is given."""
+        condition, values = ("1", ()) if run is None else ("run = ?", (run,))
+        found = self._chain.execute(
+            f"SELECT content, COUNT(*) FROM entries WHERE step > 0 AND {condition} GROUP BY content", values
         )
+        return Counter({_decode(json.loads(content)): count for content, count in found})
 
-    def events(self) -> Iterator[Event]:
-        """All charges, oldest first."""
-        for sample_rate, noise_multiplier in self._connection.execute(
-            "SELECT sample_rate, noise_multiplier FROM charges ORDER BY number"
-        ):
-            yield Event(sample_rate, noise_multiplier)
+    def rows(self) -> Iterator[Row]:
+        """The rows as they are stored, with their hashes."""
+        return self._chain.rows()
 
-    def counts(self) -> Counter[Event]:
-        """All charges, equal ones counted."""
-        rows = self._connection.execute(
-            "SELECT sample_rate, noise_multiplier, COUNT(*) FROM charges GROUP BY sample_rate, noise_multiplier"
-        )
-        return Counter({Event(sample_rate, noise_multiplier): count for sample_rate, noise_multiplier, count in rows})
+    def head(self) -> str:
+        """The hash of the last row. Noted elsewhere, it shows later whether this ledger was cut off or replaced."""
+        return self._chain.head()
 
-    def copy_to(self, path: Path) -> None:
-        """Write all charges into a new ledger."""
+    def verify(self, head: str | None = None) -> Damage | None:
+        """The first row that is not as it was written, or `None`; see `Chain.verify` for what that cannot show."""
+        return self._chain.verify(head)
+
+    def copy_to(self, path: Path, run: int | None) -> None:
+        """Write the plan and the charges of one run into a new ledger of its own; an empty one if the run never began."""
         target = Ledger.create(path)
-        for event in self.events():
-            target.append(event)
+        with target._chain.transaction():
+            for row in () if run is None else self._chain.rows(run):
+                target._chain.append(1, row.step, json.loads(row.content))
         target.close()
 
     def close(self) -> None:
-        self._connection.close()
+        self._chain.close()
+
+
+def _encode(event: Event) -> dict[str, Any]:
+    return asdict(event)
+
+
+def _decode(content: Mapping[str, Any]) -> Event:
+    return Event(**content)
+
+
+def _repeated(plan: Sequence[Event]) -> Iterator[tuple[Event, int]]:
+    for event, group in groupby(plan):
+        yield event, sum(1 for _ in group)
+
+
+def _content(path: Path | None, found: list[Any]) -> dict[str, Any]:
+    """The content of the one row in `found`."""
+    try:
+        content: dict[str, Any] = json.loads(found[0][0])
+    except (IndexError, TypeError, ValueError) as error:
+        reason = "it cannot be read: its first row, the declaration, is missing or damaged"
+        raise InvalidArgument("ledger", str(path), reason, "Restore it from a backup") from error
+    return content
+
+
+def _admitted(path: Path | None, run: int, written: str, text: str) -> AdmittedRun:
+    content = _content(path, [(text,)])
+    plan: list[Event] = []
+    for item in content["plan"]:
+        times = item.pop("times")
+        plan += [_decode(item)] * times
+    return AdmittedRun(run, written, tuple(plan), Cost(*content["cost"]))

@@ -76,7 +76,7 @@ def compare(
     from_file = read_file(find(file)) if file is not None else {}
     values = _override(from_file, values)
     values.setdefault("data", "digits")
-    values["recipe"] = _recipes(from_file.get("recipe"), recipe, options.parse_settings(settings))
+    values["recipe"] = choose_recipes(from_file.get("recipe"), recipe, options.parse_settings(settings))
     plan = experiment(with_benchmark_budget(with_training_defaults(values)))
     plan.check()
     folder = out or Path("runs") / (
@@ -113,7 +113,7 @@ def _override(from_file: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]
     return merged | said
 
 
-def _recipes(from_file: Any, chosen: list[str] | None, settings: dict[str, Any]) -> Any:
+def choose_recipes(from_file: Any, chosen: list[str] | None, settings: dict[str, Any]) -> Any:
     """The file's recipes, or the chosen ones; each setting goes to every recipe that has such a parameter."""
     from apportion import validate
     from apportion.strategies.recipes import RECIPES, named

@@ -10,8 +10,10 @@ import typer
 
 from apportion import __version__
 from apportion.cli import data
+from apportion.cli.account import account
 from apportion.cli.check import check
 from apportion.cli.compare import compare
+from apportion.cli.plan import plan
 from apportion.cli.report import report
 from apportion.cli.train import train
 from apportion.errors import ApportionError
@@ -26,6 +28,8 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(compare)
+app.command()(plan)
+app.command()(account)
 app.command()(report)
 app.command()(check)
 app.add_typer(data.app, name="data")

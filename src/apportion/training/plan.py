@@ -7,6 +7,7 @@ from typing import Any
 
 from apportion.accounting.accountant import Accountant, count_events
 from apportion.accounting.calibration import calibrate, longest_affordable
+from apportion.accounting.rules import RULES
 from apportion.budget import Budget
 from apportion.errors import InvalidArgument
 from apportion.request import Event, Request
@@ -60,6 +61,13 @@ class Plan:
 def make_plan(budget: Budget, sampling: Sampling, clip: Clip, noise: NoiseSchedule, accountant: Accountant) -> Plan:
     """Solve the noise from the budget, or, for a given multiplier, keep as many of its steps as the budget affords."""
     _require_strategy("clip", clip, Clip, "apportion.clip.Fixed(threshold=1.0)")
+    if hasattr(noise, "observe"):
+        raise InvalidArgument(
+            "noise",
+            type(noise).__name__,
+            "it chooses multipliers from released values and declares no rule that makes that valid",
+            f"Rules that would cover it: {'; '.join(RULES)}",
+        )
     _require_strategy("noise", noise, NoiseSchedule, "apportion.noise.Constant()")
     budget.warn_if_weak(sampling.population)
     rate = sampling.sample_rate

@@ -264,6 +264,7 @@ def make_private(
     execution: Execution | None = None,
     seed: int | None = None,
     out: str | Path | None = None,
+    ledger: str | Path | None = None,
 ) -> Private:
     """Make a training loop of one's own private. Arguments as in `train`, and:
 
@@ -293,6 +294,7 @@ def make_private(
         execution=execution or Execution(),
         seed=seed,
         out=None if out is None else Path(out),
+        ledger=None if ledger is None else Path(ledger),
         mode=mode,
         own_loop=True,
     )

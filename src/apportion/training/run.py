@@ -88,7 +88,7 @@ class Run:
         root = Path(folder)
         ledger = self._session.account.ledger
         if ledger.path is None or ledger.path.resolve() != (root / LEDGER).resolve():
-            ledger.copy_to(root / LEDGER)  # refuses a folder that holds another run's ledger
+            ledger.copy_to(root / LEDGER, self._session.account.run)  # refuses a folder that holds another run's ledger
         public, secret = root / "public", root / "secret"
         public.mkdir(parents=True, exist_ok=True)
         _atomically(public / "weights.safetensors", lambda path: save_model(self.model, str(path)))

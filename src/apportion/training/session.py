@@ -126,6 +126,7 @@ def open_session(
     execution: Execution,
     seed: int | None,
     out: Path | None,
+    ledger: Path | None,
     mode: Mode,
     own_loop: bool,
 ) -> Session:
@@ -142,11 +143,28 @@ def open_session(
     accountant = PrivacyLossAccountant()
     randomness = Randomness.fresh() if seed is None else Randomness.seeded(seed)
     plan = make_plan(budget, sampling, clip, noise, accountant)
-    account = Account(budget, plan.tokens, accountant, Ledger.create(None if out is None else out / LEDGER))
+    account = Account(budget, plan.tokens, accountant, _open_ledger(ledger, out, randomness))
     engine = ReferenceGradients(model, mode)
     model.train()
     curator = Curator(records, engine, account, randomness, execution)
     return Session(engine, optimizer, plan, curator, account, randomness, own_loop=own_loop)
+
+
+def _open_ledger(shared: Path | None, out: Path | None, randomness: Randomness) -> Ledger:
+    """The data set's ledger if one was named, otherwise a new one in the run folder or in memory."""
+    own = None if out is None else out / LEDGER
+    if shared is None:
+        return Ledger.create(own)
+    if not randomness.private:
+        raise InvalidArgument(
+            "ledger",
+            str(shared),
+            "a run with a seed is not private, and would make the promise of the whole data set untrue",
+            "Leave the seed out, or experiment on public data without a ledger",
+        )
+    if own is not None and own.exists():  # a copy of this run's charges is to be saved there
+        raise InvalidArgument("out", str(own), "there is the ledger of an earlier run already", "Choose a new folder")
+    return Ledger.attach(shared)
 
 
 def require_trainable(model: nn.Module, loss_fn: LossFunction | None, records: Records) -> Mode:

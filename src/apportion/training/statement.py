@@ -8,15 +8,20 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
+from apportion.accounting.ledger import Ledger
 from apportion.training.session import Session
 
 COVERED = (
     "the model's weights, at the end and after every step",
     "everything in the folder public/: the configuration, and a history that holds only released values",
 )
+OTHER_RUNS = "other runs on the same data: each spends a budget of its own, and together they cost more than one"
+OTHER_LEDGERS = (
+    "runs on the same data that were not charged to its ledger, and a ledger that was replaced by an older copy"
+)
 NOT_COVERED = (
     "whatever was learned about the data before this run: hyper-parameters tuned on it, features chosen by looking at it",
-    "other runs on the same data: each spends a budget of its own, and together they cost more than one",
+    OTHER_RUNS,
     "the folder secret/ and anything that a program of yours printed or stored while it saw single records",
     "timing, memory use and access patterns of the machine that trained",
     "attacks on the low bits of floating-point noise: noise is float64 from a cryptographic stream, not discrete",
@@ -66,12 +71,34 @@ def statement(session: Session) -> dict[str, Any]:
         "ledger": "durable before each release"
         if session.account.ledger.path
         else "in memory only: a crash would forget it",
+        "data_set": data_set(session.account.ledger, session.account.run),
         "assumptions": list(OWN_LOOP) if session.own_loop else [],
         "randomness": "ChaCha20 key stream, 256-bit key from "
         + ("the operating system" if session.randomness.private else "a fixed seed"),
         "covered": list(COVERED),
-        "not_covered": list(NOT_COVERED),
+        "not_covered": [
+            OTHER_LEDGERS if item is OTHER_RUNS and session.account.ledger.rule else item for item in NOT_COVERED
+        ],
         "versions": package_versions(),
+    }
+
+
+def data_set(ledger: Ledger, run: int | None) -> dict[str, Any] | None:
+    """What the ledger of the data set promises for all runs together; `None` if the run has a ledger of its own."""
+    if ledger.rule is None:
+        return None
+    limit = ledger.rule.limit
+    return {
+        "name": ledger.name,
+        "limit_epsilon": limit.epsilon,
+        "limit_delta": limit.delta,
+        "unit": limit.unit.name,
+        "rule": ledger.rule.name,
+        "run": run,
+        "runs_admitted": len(ledger.runs()),
+        "epsilon_admitted": ledger.rule.epsilon(ledger.spent()),
+        "left": ledger.rule.describe(ledger.left()),
+        "ledger_head": ledger.head(),
     }
 
 
@@ -116,6 +143,13 @@ def as_markdown(facts: dict[str, Any]) -> str:
         "ledger": facts["ledger"],
         "versions": ", ".join(f"{name} {number}" for name, number in facts["versions"].items()),
     }
+    if shared := facts["data_set"]:
+        rows |= {
+            "data set": f"{shared['name']}, run {shared['run']} of {shared['runs_admitted']} so far",
+            "all runs together": f"at most ε = {shared['limit_epsilon']:g}, δ = {shared['limit_delta']:g} (the limit; rule: "
+            f"{shared['rule']}); admitted so far ε = {shared['epsilon_admitted']:.4f}, left {shared['left']}",
+            "head of the ledger": shared["ledger_head"],
+        }
     lines += [f"| {key} | {value} |" for key, value in rows.items()]
     if facts["assumptions"]:
         lines += [

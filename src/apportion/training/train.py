@@ -41,6 +41,7 @@ def train(
     execution: Execution | None = None,
     seed: int | None = None,
     out: str | Path | None = None,
+    ledger: str | Path | None = None,
     progress: bool | None = None,
     label: str = "training",
 ) -> Run:
@@ -68,6 +69,8 @@ def train(
         seed: for tests and experiments only. The run is then reproducible and *not private*.
         out: a new folder, in which the ledger is durable from the first step and the run is saved at the end (also of a run
             that was interrupted).
+        ledger: the ledger of the data set, made by `apportion ledger limit`. The run is admitted with its whole plan, or refused if
+            the data set's limit does not cover it together with all earlier runs. Every process that names it shares the limit.
         progress: a progress bar; by default only in a terminal.
         label: the name shown beside the bar.
 
@@ -76,6 +79,7 @@ def train(
 
     Raises:
         InvalidArgument, UnsupportedModel: before anything is trained or charged.
+        BudgetExhausted: likewise, if the limit of the data set does not cover the run.
     """
     _require(model, nn.Module, "model", "a torch.nn.Module")
     _require(execution or Execution(), Execution, "execution", "apportion.Execution(micro_batch=64)")
@@ -100,6 +104,7 @@ def train(
         execution=execution or Execution(),
         seed=seed,
         out=None if out is None else Path(out),
+        ledger=None if ledger is None else Path(ledger),
         mode=mode,
         own_loop=False,
     )

@@ -1,0 +1,217 @@
+"""`apportion account`: what does a schedule cost, and is a run's stated ε true?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from apportion.cli import options
+from apportion.cli.output import print_error_stream
+from apportion.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from apportion.accounting.comparisons import Comparison
+    from apportion.request import Event
+
+STATEMENT, LEDGER = Path("public", "privacy.json"), Path("secret", "ledger.sqlite")
+
+
+def account(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="A schedule (.csv with sample_rate, noise_multiplier, count; .json; Opacus's history), or the folder of a run."
+        ),
+    ],
+    delta: Annotated[
+        float | None,
+        typer.Option(help="δ. Needed for a schedule; the folder of a run has its own.", show_default=False),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show what every accountant says, side by side.")] = False,
+    group: Annotated[int, typer.Option(help="ε for so many records together, added or removed at once.")] = 1,
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a page here: constant noise planned for ε between 0.1 and 4, and what it really costs.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Price a schedule, or recompute the ε of a run from its ledger with Google's dp_accounting.
+
+    Example: apportion account history.json --delta 1e-5 --all
+
+    A run whose stated ε differs from dp_accounting's by more than 0.5 % is an error, with exit code 1.
+    """
+    from apportion.accounting.comparisons import compare_accountants
+    from apportion.accounting.schedules import read_schedule
+
+    if group != 1 and (everything or figure or path.is_dir()):
+        raise InvalidArgument(
+            "group",
+            group,
+            "only PLD prices a schedule for several records together",
+            "Leave --all, --figure or the run out",
+        )
+    problems: list[str] = []
+    if path.is_dir():
+        facts, events = _read_run(path)
+        delta = facts["delta"] if delta is None else delta
+        content, problems = _verify(facts, events, delta)
+        content = {"run": str(path)} | content
+    else:
+        events = read_schedule(path)
+        if delta is None:
+            raise InvalidArgument(
+                "delta", None, "a schedule alone does not say it", "Pass --delta, less than 1/records"
+            )
+        content = {"schedule": str(path)} | _price(events, delta, group)
+    rows = compare_accountants(events, delta) if everything else []
+    if everything:
+        from dataclasses import asdict
+
+        content["accountants"] = [asdict(row) | {"standing": row.standing} for row in rows]
+    if figure is not None:
+        content["figure"] = str(_write_figure(events, delta, figure))
+    if as_json:
+        typer.echo(json.dumps(content))
+    else:
+        _show(content, rows)
+    for problem in problems:
+        print_error_stream(f"error: {problem}")
+    if problems:
+        raise typer.Exit(1)
+
+
+def _price(events: Mapping[Event, int], delta: float, group: int) -> dict[str, Any]:
+    from apportion.accounting.accountant import PrivacyLossAccountant
+
+    accountant = PrivacyLossAccountant()
+    epsilon = accountant.epsilon(events, delta, group=group)
+    return _facts_of(events, delta) | {"group": group, "epsilon": epsilon, "accountant": accountant.name}
+
+
+def _facts_of(events: Mapping[Event, int], delta: float) -> dict[str, Any]:
+    return {"delta": delta, "steps": sum(events.values()), "different_steps": len(events)}
+
+
+def _read_run(folder: Path) -> tuple[dict[str, Any], Mapping[Event, int]]:
+    """The statement of a run and the charges in its ledger."""
+    from apportion.accounting.ledger import Ledger
+
+    for part in (STATEMENT, LEDGER):
+        if not (folder / part).is_file():
+            raise InvalidArgument(
+                "path", str(folder), f"it holds no {part}", "Name a .csv or .json file, or the folder of a private run"
+            )
+    try:
+        facts = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))
+        missing = {"epsilon", "epsilon_spent", "delta", "private"} - set(facts)
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(
+            "path", str(folder / STATEMENT), f"it is not a statement: {error}", "Restore it"
+        ) from error
+    if missing:
+        raise InvalidArgument("path", str(folder / STATEMENT), f"it lacks {sorted(missing)}", "Restore it")
+    ledger = Ledger.open(folder / LEDGER)
+    damage, events = ledger.verify(), ledger.counts()
+    ledger.close()
+    if damage:
+        raise InvalidArgument(
+            "path", str(folder / LEDGER), f"the ledger is damaged ({damage})", "Restore it from a backup"
+        )
+    return facts, events
+
+
+def _verify(facts: dict[str, Any], events: Mapping[Event, int], delta: float) -> tuple[dict[str, Any], list[str]]:
+    """Our price and the independent one, and what does not fit together."""
+    from apportion.accounting.accountant import PrivacyLossAccountant
+    from apportion.accounting.verification import TOLERANCE, independent_price
+
+    ours, independent = PrivacyLossAccountant().epsilon(events, delta), independent_price(events, delta)
+    claims = {"recomputed": ours}
+    if delta == facts["delta"]:
+        claims["stated"] = facts["epsilon_spent"]
+    theirs = _between(independent.lowest, independent.highest)
+    problems = [
+        f"ε = {claim:.4f} ({kind}) is {abs(independent.difference(claim)):.1%} {side} dp_accounting's {theirs} for the "
+        f"{sum(events.values())} charges in the ledger, and more than {TOLERANCE:.1%} is not rounding. "
+        + ("Was the ledger or the statement changed after the run?" if kind == "stated" else "Please report this.")
+        for kind, claim in claims.items()
+        if not independent.agrees(claim)
+        for side in ["below" if claim < independent.lowest else "above"]
+    ]
+    if delta == facts["delta"] and facts["epsilon"] < independent.lowest * (1 - TOLERANCE):
+        problems.append(f"the guarantee ε = {facts['epsilon']:.4f} is less than the charges cost: {theirs}")
+    content = _facts_of(events, delta) | {
+        "private": facts["private"],
+        "guarantee": facts["epsilon"],
+        "stated": claims.get("stated"),
+        "recomputed": ours,
+        "dp_accounting": {"lowest": independent.lowest, "highest": independent.highest, "rounded": independent.rounded},
+        "agrees": not problems,
+        "problems": problems,
+    }
+    return content, problems
+
+
+def _between(lowest: float, highest: float) -> str:
+    return f"{lowest:.4f}" if lowest == highest else f"{lowest:.4f} to {highest:.4f}"
+
+
+def _write_figure(events: Mapping[Event, int], delta: float, out: Path) -> Path:
+    from apportion.cli.account_figure import write_plans
+
+    rates = {event.sample_rate for event in events}
+    if len(rates) != 1:
+        raise InvalidArgument(
+            "figure",
+            str(out),
+            f"plans are drawn for one sampling rate, and here are {len(rates)}",
+            "Split the schedule",
+        )
+    return write_plans(out, sample_rate=rates.pop(), steps=sum(events.values()), delta=delta)
+
+
+def _show(content: dict[str, Any], rows: list[Comparison]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    steps = f"{content['steps']:,} steps, {content['different_steps']:,} different, δ = {content['delta']:g}"
+    if "run" in content:
+        theirs = content["dp_accounting"]
+        table = Table("ε", "value", title=f"{content['run']}: {steps}")
+        if content["stated"] is not None:
+            table.add_row("stated, of the steps taken", f"{content['stated']:.4f}")
+        table.add_row("recomputed from the ledger, Apportion's PLD", f"{content['recomputed']:.4f}")
+        table.add_row("recomputed from the ledger, dp_accounting's PLD", _between(theirs["lowest"], theirs["highest"]))
+        console.print(table)
+        if theirs["rounded"]:
+            console.print(
+                "dp_accounting is too slow for so many different multipliers. They were rounded to 40, up and down: the true "
+                "price lies between the two."
+            )
+        if not content["private"]:
+            console.print(Text("A seed made the noise predictable: this run is NOT private.", style="bold red"))
+        if content["agrees"]:
+            console.print("They agree within 0.5 %.")
+    else:
+        whom = "one record" if content["group"] == 1 else f"{content['group']} records together"
+        console.print(f"{content['schedule']}: {steps}", soft_wrap=True, markup=False)
+        console.print(f"ε = {content['epsilon']:.4f} for {whom}, by {content['accountant']}", soft_wrap=True)
+        console.print("This holds if every batch was a Poisson sample and the schedule was fixed in advance.")
+    if rows:
+        table = Table("accountant", "ε", "what it is worth", "note")
+        for row in rows:
+            worth = Text(row.standing, style="" if row.upper_bound else "bold red")
+            table.add_row(row.name, "refused" if row.epsilon is None else f"{row.epsilon:.4f}", worth, row.note)
+        console.print(table)
+    if "figure" in content:
+        console.print(f"Look at   {content['figure']}", soft_wrap=True, markup=False)

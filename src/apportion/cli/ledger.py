@@ -1,0 +1,163 @@
+"""`apportion ledger`: declare the limit of a data set, look at what was spent of it, check and export it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from apportion.accounting.ledger import Ledger
+
+app = typer.Typer(help="Declare, show, check and export the privacy ledger of a data set.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(metavar="PATH", help="The ledger, a SQLite file.")]
+
+
+class Rule(StrEnum):
+    """The rules over runs."""
+
+    gaussian = "gaussian"
+    sum = "sum"
+
+
+class Unit(StrEnum):
+    """Whom a guarantee can protect."""
+
+    record = "record"
+
+
+@app.command("limit")
+def limit(
+    path: File,
+    name: Annotated[str, typer.Option(help="The name of the data set.")],
+    epsilon: Annotated[float, typer.Option(help="ε of all runs together.")],
+    delta: Annotated[float, typer.Option(help="δ of all runs together, below 1/population.")],
+    unit: Annotated[Unit, typer.Option(help="Whom the guarantee protects.")],
+    rule: Annotated[Rule, typer.Option(help="How the costs of runs add up.")] = Rule.gaussian,
+) -> None:
+    """Make a new ledger and declare, for good, what all runs on a data set may spend together."""
+    from apportion.accounting.ledger import Ledger
+    from apportion.accounting.run_filter import RULES
+    from apportion.budget import Budget, Record
+
+    budget = Budget(epsilon=epsilon, delta=delta, unit=Record())
+    ledger = Ledger.create(path, name=name, rule=RULES[rule.value](budget))
+    typer.echo(f"{path}: all runs on {name!r} together may spend ε = {epsilon:g} at δ = {delta:g} ({unit.value}).")
+    typer.echo(f"Use it with apportion.train(..., ledger={str(path)!r}). First row: {ledger.head()}")
+    ledger.close()
+
+
+@app.command("show")
+def show(path: File, as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False) -> None:
+    """Show the runs, what they were charged, and what is left of the limit."""
+    from apportion.accounting.ledger import Ledger
+
+    ledger = Ledger.open(path)
+    facts = _facts(ledger)
+    ledger.close()
+    if facts["damage"]:
+        print(f"warning: {path} is damaged, {facts['damage']}. It can be read, but not charged.", file=sys.stderr)
+    if as_json:
+        typer.echo(json.dumps(facts, ensure_ascii=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table("run", "admitted (UTC)", "steps planned", "steps charged", "cost")
+    for run in facts["runs"]:
+        table.add_row(*(str(run[key]) for key in ("run", "admitted", "planned", "charged", "cost")))
+    console.print(table)
+    if facts["rule"]:
+        console.print(
+            f"{facts['name']}: limit ε = {facts['epsilon']:g}, δ = {facts['delta']:g} ({facts['unit']}), rule {facts['rule']}",
+            f"admitted so far: {facts['spent']}",
+            f"left: {facts['left']}",
+            sep="\n",
+            markup=False,
+        )
+    else:
+        console.print("The ledger of a single run; it has no limit over runs.")
+    console.print(f"last row: {facts['head']}")
+
+
+@app.command("verify")
+def verify(
+    path: File,
+    head: Annotated[
+        str | None, typer.Option(help="A hash of a last row that was noted earlier.", show_default=False)
+    ] = None,
+) -> None:
+    """Check every row against its hash. Exits with 1 and names the first bad row if there is one."""
+    from apportion.accounting.ledger import Ledger
+
+    ledger = Ledger.open(path)
+    damage, last = ledger.verify(head), ledger.head()
+    ledger.close()
+    if damage:
+        typer.echo(f"{path} is damaged: {damage}")
+        raise typer.Exit(1)
+    typer.echo(f"{path}: every row is as it was written. Last row: {last}")
+
+
+@app.command("export")
+def export(
+    path: File,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values (default).")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
+) -> None:
+    """Print all rows with their hashes. `content` is the text that the hash covers."""
+    import csv
+    from dataclasses import asdict, fields
+
+    from apportion.accounting.chain import Row
+    from apportion.accounting.ledger import Ledger
+    from apportion.errors import InvalidArgument
+
+    if as_csv and as_json:
+        raise InvalidArgument("json", True, "--csv was given too", "Choose one format")
+    ledger = Ledger.open(path)
+    rows = [asdict(row) for row in ledger.rows()]
+    ledger.close()
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    writer = csv.DictWriter(sys.stdout, [field.name for field in fields(Row)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def _facts(ledger: Ledger) -> dict[str, Any]:
+    """What is shown, as data."""
+    from dataclasses import asdict
+
+    rule, damage = ledger.rule, ledger.verify()
+    runs = [
+        {
+            "run": run.number,
+            "admitted": run.admitted,
+            "planned": len(run.plan),
+            "charged": sum(ledger.counts(run.number).values()),
+            "cost": rule.describe(run.cost) if rule else "",
+            "amounts": asdict(run.cost),
+        }
+        for run in ledger.runs()
+    ]
+    return {
+        "name": ledger.name,
+        "rule": rule.name if rule else None,
+        "epsilon": rule.limit.epsilon if rule else None,
+        "delta": rule.limit.delta if rule else None,
+        "unit": rule.limit.unit.name if rule else None,
+        "runs": runs,
+        "spent": rule.describe(ledger.spent()) if rule else None,
+        "left": rule.describe(ledger.left()) if rule else None,
+        "epsilon_admitted": rule.epsilon(ledger.spent()) if rule else None,
+        "head": ledger.head(),
+        "damage": str(damage) if damage else None,
+    }

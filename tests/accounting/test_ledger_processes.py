@@ -1,0 +1,149 @@
+"""Several processes on one ledger, and processes that die: they never spend more than the limit, nor release more than is charged.
+
+The processes import no torch. Plans are on all records (q = 1), whose cost is a closed form, so that nearly all time goes into the
+ledger.
+"""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from apportion import Budget, Record
+from apportion.accounting.ledger import Ledger
+from apportion.accounting.run_filter import GaussianRuns
+
+LIMIT = Budget(epsilon=3.0, delta=1e-5, unit=Record())
+
+PREAMBLE = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+from apportion import Budget, BudgetExhausted, Record
+from apportion.accounting.account import Account
+from apportion.accounting.accountant import PrivacyLossAccountant
+from apportion.accounting.ledger import Ledger
+from apportion.request import Event
+
+def account(path, token, steps):
+    budget = Budget(epsilon=3.0, delta=1e-6, unit=Record())
+    return Account(budget, [token] * steps, PrivacyLossAccountant(), Ledger.attach(path))
+"""
+
+# For each path on standard input: try to start a run, and say whether it was admitted.
+RACER = (
+    PREAMBLE
+    + """
+print("ready", flush=True)
+for line in sys.stdin:
+    path, multiplier = line.split()
+    token = Event(1.0, float(multiplier))
+    try:
+        account(Path(path), token, 1).charge(token)
+        print("admitted", flush=True)
+    except BudgetExhausted:
+        print("refused", flush=True)
+"""
+)
+
+# Forks children that charge and release as fast as they can, and kills each at a random moment of its life.
+KILLER = (
+    PREAMBLE
+    + """
+path, kills = Path(sys.argv[1]), int(sys.argv[2])
+token = Event(1.0, 1000.0)
+chance = random.Random(int(sys.argv[3]))
+released = []
+for _ in range(kills):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        spending = account(path, token, 200)
+        os.write(writer, b"%d\\n" % (len(spending.ledger.runs()) + 1))  # the number that this run will get
+        while True:
+            spending.charge(token)
+            os.write(writer, b"released\\n")
+    os.close(writer)
+    number = b""
+    if chance.random() < 0.8:  # the others may be killed while they open the ledger
+        while not number.endswith(b"\\n"):
+            number += os.read(reader, 1)
+    time.sleep(chance.random() * 0.02)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with os.fdopen(reader) as pipe:
+        lines = (number.decode() + pipe.read()).split()
+    if lines:
+        released.append([int(lines[0]), len(lines) - 1])
+print(json.dumps(released))
+"""
+)
+
+
+def new_ledger(path):
+    Ledger.create(path, name="shared", rule=GaussianRuns(LIMIT)).close()
+    return path
+
+
+def test_racing_processes_never_exceed_the_limit_together(tmp_path):
+    """8 processes, 50 races, each for a limit that has room for five of them."""
+    multiplier = (GaussianRuns(LIMIT).capacity().main / 5.5) ** -0.5
+    racers = [
+        subprocess.Popen([sys.executable, "-c", RACER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(8)
+    ]
+    try:
+        assert {racer.stdout.readline() for racer in racers} == {"ready\n"}
+        for race in range(50):
+            path = new_ledger(tmp_path / f"race-{race}.sqlite")
+            for racer in racers:
+                racer.stdin.write(f"{path} {multiplier!r}\n")
+                racer.stdin.flush()
+            outcomes = [racer.stdout.readline().strip() for racer in racers]
+            ledger = Ledger.open(path)
+            assert ledger.spent().fits(ledger.capacity)
+            assert len(ledger.runs()) == sum(ledger.counts().values()) == outcomes.count("admitted") == 5
+            assert outcomes.count("refused") == 3
+            assert ledger.verify() is None
+            ledger.close()
+    finally:
+        for racer in racers:
+            racer.stdin.close()
+            racer.stdout.close()
+            racer.wait()
+
+
+def kill_at_random(path, kills, seed):
+    """Returns how many charges the ledger holds beyond what was released, for each run that began."""
+    new_ledger(path)
+    outcome = subprocess.run(
+        [sys.executable, "-c", KILLER, str(path), str(kills), str(seed)], capture_output=True, text=True, check=True
+    )
+    ledger = Ledger.open(path)
+    assert ledger.verify() is None
+    began = {run.number for run in ledger.runs()}
+    released_by: Counter[int] = Counter()
+    for run, released in json.loads(outcome.stdout):
+        released_by[run] += released  # a number is given again if its process died before it was admitted
+    surplus = []
+    for run, released in released_by.items():
+        charged = sum(ledger.counts(run).values())
+        assert charged >= released, f"run {run} released {released} answers and was charged for {charged}"
+        assert run in began or released == 0
+        surplus.append(charged - released)
+    ledger.close()
+    return surplus
+
+
+def test_a_process_killed_at_any_moment_has_charged_what_it_released(tmp_path):
+    surplus = kill_at_random(tmp_path / "killed.sqlite", 20, seed=1)
+    assert max(surplus) <= 1, "more than the one charge that was under way is lost"
+
+
+@pytest.mark.slow
+def test_two_hundred_processes_killed_have_charged_what_they_released(tmp_path):
+    surplus = kill_at_random(tmp_path / "killed.sqlite", 200, seed=2)
+    assert max(surplus) <= 1
+    assert len(surplus) >= 100
