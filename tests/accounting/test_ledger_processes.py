@@ -66,15 +66,17 @@ for _ in range(kills):
             spending.charge(token)
             os.write(writer, b"released\\n")
     os.close(writer)
-    number = b""
-    if chance.random() < 0.8:  # the others may be killed while they open the ledger
-        while not number.endswith(b"\\n"):
-            number += os.read(reader, 1)
-    time.sleep(chance.random() * 0.02)
+    # Wait for some lines (none: the child may still be opening the ledger), then for a part of the time that a line takes.
+    seen, waited_for, started = b"", chance.randrange(8), time.monotonic()
+    while seen.count(b"\\n") < waited_for:
+        piece = os.read(reader, 1)
+        assert piece, "the child ended by itself"
+        seen += piece
+    time.sleep(chance.random() * (time.monotonic() - started) / waited_for if waited_for else chance.random() * 0.02)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     with os.fdopen(reader) as pipe:
-        lines = (number.decode() + pipe.read()).split()
+        lines = (seen.decode() + pipe.read()).split()
     if lines:
         released.append([int(lines[0]), len(lines) - 1])
 print(json.dumps(released))

@@ -6,10 +6,9 @@ next token, and may be charged against it only if the token covers it. So the ε
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
-from apportion.accounting.accountant import Accountant, count_events
+from apportion.accounting.accountant import Accountant, RunningPrice, count_events
 from apportion.accounting.ledger import Ledger
 from apportion.budget import Budget
 from apportion.errors import BudgetExhausted, InvalidArgument
@@ -43,7 +42,8 @@ class Account:
         self.budget, self.accountant, self.ledger = budget, accountant, ledger
         self.run = run
         self._tokens = tuple(tokens)
-        self._spent = 0
+        self._charged: list[Event] = []
+        self._running: dict[float, tuple[RunningPrice, int]] = {}
         if run is None:
             self._cost = ledger.price(count_events(self._tokens), budget)
             ledger.require_room(self._cost)
@@ -55,17 +55,17 @@ class Account:
                     "the ledger holds no run of that number with these tokens",
                     "Plan as before, or start anew",
                 )
-            self._spent = sum(ledger.counts(run).values())
+            self._charged = list(ledger.events(run))
 
     @property
     def spent(self) -> int:
         """How many tokens were spent."""
-        return self._spent
+        return len(self._charged)
 
     @property
     def left(self) -> int:
         """How many tokens are left."""
-        return len(self._tokens) - self._spent
+        return len(self._tokens) - len(self._charged)
 
     def charge(self, event: Event) -> None:
         """Spend the next token on `event`. Refused, with nothing written, if there is none or it does not cover the event."""
@@ -74,22 +74,30 @@ class Account:
                 f"the plan's {len(self._tokens)} steps are spent, and with them epsilon={self.planned_epsilon():.4g} "
                 f"of the budget's {self.budget.epsilon:g}. Plan more steps from the start to train longer."
             )
-        token = self._tokens[self._spent]
+        token = self._tokens[self.spent]
         if not token.covers(event):
             raise BudgetExhausted(
-                f"step {self._spent + 1} asks for sample_rate={event.sample_rate:g}, noise_multiplier="
+                f"step {self.spent + 1} asks for sample_rate={event.sample_rate:g}, noise_multiplier="
                 f"{event.noise_multiplier:.6g}, but the plan declared {token.sample_rate:g} and {token.noise_multiplier:.6g}. "
                 "Only less sampling or more noise than declared is covered."
             )
         if self.run is None:
             self.run = self.ledger.admit(self._tokens, self._cost)
-        self.ledger.append(event, self.run, self._spent + 1)
-        self._spent += 1
+        self.ledger.append(event, self.run, self.spent + 1)
+        self._charged.append(event)
 
     def epsilon(self, delta: float | None = None) -> float:
-        """ε of what was charged so far, at `delta` (the budget's by default). Reading it changes nothing."""
-        charged: Counter[Event] = Counter() if self.run is None else self.ledger.counts(self.run)
-        return self.accountant.epsilon(charged, self.budget.delta if delta is None else delta)
+        """ε of what was charged so far, at `delta` (the budget's by default). Reading it changes nothing but what is remembered."""
+        delta = self.budget.delta if delta is None else delta
+        if tuple(self._charged) == self._tokens:
+            return self.planned_epsilon(delta)
+        if delta not in self._running:
+            self._running[delta] = RunningPrice(count_events(self._tokens), delta), 0
+        price, counted = self._running[delta]
+        for event in self._charged[counted:]:
+            price.add(event)
+        self._running[delta] = price, len(self._charged)
+        return price.epsilon()
 
     def planned_epsilon(self, delta: float | None = None) -> float:
         """ε of the whole plan: the guarantee, also for a run that was stopped early."""

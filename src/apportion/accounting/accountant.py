@@ -103,19 +103,25 @@ class RunningPrice:
         _check(delta, 1)
         self._delta = delta
         self._exact = len(plan) <= EXACT
-        self._composition = Composition(choose_grid(self._cells(plan), delta))
+        self._total: Counter[Event] = Counter()
         self._waiting: Counter[Event] = Counter()
+        # Without sampling there is a closed form, and nothing to convolve.
+        sampled = any(event.sample_rate < 1 for event in plan)
+        self._composition = Composition(choose_grid(self._cells(plan), delta)) if sampled else None
 
     def add(self, event: Event) -> None:
         """Count one more step."""
+        self._total[event] += 1
         self._waiting[event] += 1
 
     def epsilon(self) -> float:
         """ε of all steps added so far. No steps cost 0."""
+        if self._composition is None or not self._total:
+            return PrivacyLossAccountant().epsilon(self._total, self._delta)
         if self._waiting:
             self._composition.add(self._cells(self._waiting))
             self._waiting.clear()
-        return self._composition.curve().epsilon(self._delta) if self._composition.steps else 0.0
+        return self._composition.curve().epsilon(self._delta)
 
     def _cells(self, events: Mapping[Event, int]) -> list[Cell]:
         return make_cells(events, self._delta, exact=self._exact)
