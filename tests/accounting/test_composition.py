@@ -202,12 +202,23 @@ def test_what_cannot_be_resolved_is_refused(delta, group):
 # --- the attacker's view --------------------------------------------------------------------------------------------------
 
 
-def test_attacker_views_of_a_plain_gaussian():
+@pytest.mark.parametrize("rate", [1.0, 1 - 1e-12])
+def test_attacker_views_of_a_plain_gaussian(rate):
     """For N(μ, 1) against N(0, 1) the best test has TPR = Φ(μ − Φ⁻¹(1 − FPR)) and advantage 2Φ(μ/2) − 1."""
-    curve = ACCOUNTANT.curve({Event(1 - 1e-12, 1.0): 1}, 1e-9)
-    for rate in (0.001, 0.01, 0.2):
-        assert true_positive_rate(curve, rate) == pytest.approx(norm.cdf(1 - norm.isf(rate)), rel=5e-3)
-    assert advantage(curve) == pytest.approx(2 * norm.cdf(0.5) - 1, rel=1e-3)
+    profile = ACCOUNTANT.profile({Event(rate, 1.0): 1})
+    for false_positives in (0.001, 0.01, 0.2):
+        assert true_positive_rate(profile, false_positives) == pytest.approx(
+            norm.cdf(1 - norm.isf(false_positives)), rel=5e-3
+        )
+    assert advantage(profile) == pytest.approx(2 * norm.cdf(0.5) - 1, rel=1e-3)
+
+
+def test_delta_is_the_inverse_of_epsilon_everywhere():
+    events = {Event(0.01, 1.5): 2000}
+    for delta in (0.05, 1e-3, 1e-6, 1e-10):
+        epsilon = ACCOUNTANT.epsilon(events, delta)
+        assert ACCOUNTANT.delta(events, epsilon) == pytest.approx(delta, rel=0.02)
+    assert ACCOUNTANT.delta({}, 0.1) == 0.0
 
 
 # --- step by step ---------------------------------------------------------------------------------------------------------
@@ -235,3 +246,9 @@ def test_a_running_price_without_sampling():
     for _ in range(5):
         running.add(Event(1.0, 3.0))
     assert running.epsilon() == pytest.approx(ACCOUNTANT.epsilon({Event(1.0, 3.0): 5}, 1e-5), rel=2e-3)
+
+
+def test_groups_and_many_different_steps_are_priced_from_above():
+    events = {Event(0.01, 3.0 - t / 300): 1 for t in range(300)}
+    single, pair = (ACCOUNTANT.epsilon(events, 1e-5, group=group) for group in (1, 2))
+    assert single < pair < 4 * single

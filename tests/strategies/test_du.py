@@ -31,7 +31,9 @@ def test_sensitivity_decay_and_its_floor():
 @pytest.mark.parametrize("ratio", [1.0])
 def test_a_ratio_of_one_is_constant(ratio):
     assert {noise.GrowingMu(ratio).relative(Context(t, 9, 0.1)) for t in range(1, 10)} == {1.0}
-    assert {clip.SensitivityDecay(1.5, ratio).propose(None, Context(t, 9, 0.1))[0].threshold for t in range(1, 10)} == {1.5}
+    assert {clip.SensitivityDecay(1.5, ratio).propose(None, Context(t, 9, 0.1))[0].threshold for t in range(1, 10)} == {
+        1.5
+    }
 
 
 def test_the_true_price_of_growing_mu():

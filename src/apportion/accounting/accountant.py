@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from apportion import validate
+from apportion.accounting.buckets import bucket_multipliers
 from apportion.accounting.composition import Composition, Curve
 from apportion.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from apportion.accounting.grid import choose_grid, make_cells
@@ -24,6 +25,8 @@ from apportion.errors import InvalidArgument
 from apportion.request import Event
 
 SMALLEST_DELTA = 1e-60
+LARGEST_GROUP = 32
+_PROFILE = (0.3, 1e-2, 1e-4, 1e-6, 1e-9, 1e-12)
 _ROOM = (1.05, 1.5, 3.0)  # how much wider the window is made, should the first one be too narrow
 
 
@@ -55,6 +58,8 @@ class PrivacyLossAccountant:
         """
         _check(delta, group)
         counts = merge_unsampled(events)
+        if group > 1:  # for groups interpolation is not proved, rounding down is always safe
+            counts = bucket_multipliers(counts, most=min(EXACT, 256 // group))
         if not counts:
             return 0.0
         if mu := unsampled_mu(counts):
@@ -63,18 +68,24 @@ class PrivacyLossAccountant:
             return 0.0
         return self.curve(counts, delta, group=group).epsilon(delta)
 
-    def delta(self, events: Mapping[Event, int], epsilon: float, *, group: int = 1, smallest: float = 1e-12) -> float:
-        """δ(ε) of the composition; resolved down to about `smallest`."""
+    def delta(self, events: Mapping[Event, int], epsilon: float, *, group: int = 1) -> float:
+        """δ(ε) of the composition; resolved down to about 1e-12."""
         validate.non_negative("epsilon", epsilon, "it is a privacy loss", "Use epsilon >= 0")
+        return self.profile(events, group=group)(epsilon)
+
+    def profile(self, events: Mapping[Event, int], *, group: int = 1) -> Callable[[float], float]:
+        """The function ε ↦ δ(ε). Each curve is sharp near the δ it was made for, and all are upper bounds, so the least counts."""
         counts = merge_unsampled(events)
         if not counts:
-            return 0.0
+            return lambda epsilon: 0.0
         if mu := unsampled_mu(counts):
-            return gaussian_delta(group * mu, epsilon)
-        return self.curve(counts, smallest, group=group).delta(epsilon)
+            return lambda epsilon: gaussian_delta(group * mu, epsilon)
+        most = min(1.0, total_variation(counts, group))
+        curves = [self.curve(counts, delta, group=group) for delta in _PROFILE]
+        return lambda epsilon: min(most, *(curve.delta(epsilon) for curve in curves))
 
     def curve(self, events: Mapping[Event, int], delta: float, *, group: int = 1) -> Curve:
-        """The whole curve δ(ε), resolved for values of δ from about `delta` upwards."""
+        """The curve δ(ε), sharp where it is near `delta`; elsewhere the allowance for rounding can make it loose (`profile`)."""
         _check(delta, group)
         cells = make_cells(merge_unsampled(events), delta, group=group)
         for room in _ROOM:
@@ -153,4 +164,7 @@ def _check(delta: float, group: int) -> None:
         raise InvalidArgument(
             "delta", delta, f"tails below {SMALLEST_DELTA:g} are not resolved", f"Use at least {SMALLEST_DELTA:g}"
         )
-    validate.whole("group", group, "it is a number of records", "Use group=1 for single records")
+    if validate.whole("group", group, "it is a number of records", "Use group=1 for single records") > LARGEST_GROUP:
+        raise InvalidArgument(
+            "group", group, f"groups beyond {LARGEST_GROUP} records are not priced", "Make each person one record"
+        )

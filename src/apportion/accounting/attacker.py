@@ -7,26 +7,26 @@ advantage, the largest difference of the two rates, is δ(0). (Wasserman and Zho
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from apportion import validate
-from apportion.accounting.composition import Curve
+
+Profile = Callable[[float], float]
+"""ε ↦ δ(ε), for example `PrivacyLossAccountant().profile(events)`."""
+
+_EPSILONS = np.concatenate([[0.0], np.geomspace(1e-3, 100.0, 400)])
 
 
-def true_positive_rate(curve: Curve, false_positive_rate: float) -> float:
+def true_positive_rate(profile: Profile, false_positive_rate: float) -> float:
     """The most that any membership test can achieve at this false-positive rate."""
     alpha = validate.in_open_unit("false_positive_rate", false_positive_rate, "it is a rate of mistakes", "Try 0.001")
-    bounds = []
-    for side in (curve.removed, curve.added):
-        points = np.concatenate([[0.0], side.losses[:: max(1, len(side.losses) // 4000)]])
-        deltas = np.array([side.delta(float(point)) for point in points])
-        with np.errstate(over="ignore"):
-            bounds.append(
-                min(np.min(np.exp(points) * alpha + deltas), np.min(1 - np.exp(-points) * (1 - alpha - deltas)), 1.0)
-            )
-    return float(max(bounds))
+    deltas = np.array([profile(float(epsilon)) for epsilon in _EPSILONS])
+    steep, flat = np.exp(_EPSILONS) * alpha + deltas, 1 - np.exp(-_EPSILONS) * (1 - alpha - deltas)
+    return float(min(steep.min(), flat.min(), 1.0))
 
 
-def advantage(curve: Curve) -> float:
+def advantage(profile: Profile) -> float:
     """The largest (true-positive rate − false-positive rate): δ(0)."""
-    return curve.delta(0.0)
+    return profile(0.0)

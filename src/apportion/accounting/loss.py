@@ -144,8 +144,12 @@ def _inverse(losses: Array, weights: Array, multiplier: float, lowest: float, hi
         inner = np.where(large, wanted, np.log(np.expm1(np.minimum(wanted, 500.0)) + weights[1]))
         edges[reachable] = multiplier * (inner - math.log(weights[1])) + 1 / (2 * multiplier)
         return edges
-    low, high = np.full(len(wanted), lowest - 40.0 * multiplier), np.full(len(wanted), highest + 40.0)
-    for _ in range(80):
+    # No closed form for groups: bracket each edge on a fine grid of x, then halve the bracket down to rounding.
+    x = np.linspace(lowest - 40.0 * multiplier, highest + 40.0, 20_001)
+    known = _loss(x, weights, multiplier)
+    upper = np.clip(np.searchsorted(known, wanted), 1, len(x) - 1)
+    low, high = x[upper - 1], x[upper]
+    for _ in range(40):
         middle = (low + high) / 2
         smaller = _loss(middle, weights, multiplier) < wanted
         low, high = np.where(smaller, middle, low), np.where(smaller, high, middle)

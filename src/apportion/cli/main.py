@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from apportion import __version__
-from apportion.cli import data
+from apportion.cli import data, ledger
 from apportion.cli.account import account
 from apportion.cli.check import check
 from apportion.cli.compare import compare
@@ -33,6 +33,7 @@ app.command()(account)
 app.command()(report)
 app.command()(check)
 app.add_typer(data.app, name="data")
+app.add_typer(ledger.app, name="ledger")
 
 # Some versions of typer carry their own copy of click, so its base error is found by name.
 _CommandLineError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

@@ -47,6 +47,10 @@ MicroBatch = Annotated[
     int | None, typer.Option(help="Records held in memory at a time; changes no result.", show_default=False)
 ]
 DataDir = Annotated[Path | None, typer.Option(help="A place to look for data before all others.", show_default=False)]
+LedgerFile = Annotated[
+    Path | None,
+    typer.Option("--ledger", help="The shared ledger of the data set (`apportion ledger limit`).", show_default=False),
+]
 Json = Annotated[
     bool, typer.Option("--json", help="Print JSON on the last line of standard output, all else elsewhere.")
 ]

@@ -34,6 +34,7 @@ def train(
         int | None, typer.Option(help="Makes the run reproducible and NOT private: for tests.", show_default=False)
     ] = None,
     data_dir: options.DataDir = None,
+    ledger: options.LedgerFile = None,
     out: Annotated[Path | None, typer.Option(help="A new folder for the run.", show_default="runs/RECIPE-DATA")] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -89,7 +90,7 @@ def train(
     folder = out or new_folder(Path("runs"), f"{recipe}-{data}".replace(":", "-").replace("/", "-"))
     writable_folder(folder)
     try:
-        run = run_recipe(plan, plan.recipe[0], subject, seed, folder, progress=True)
+        run = run_recipe(plan, plan.recipe[0], subject, seed, folder, progress=True, ledger=ledger)
     except KeyboardInterrupt:
         print_error_stream(f"interrupted: what was charged, and the model so far, are in {folder}")
         raise

@@ -68,8 +68,9 @@ def run_recipe(
     seed: int | None,
     folder: Path | None,
     progress: bool | None = None,
+    ledger: Path | None = None,
 ) -> dict[str, Any]:
-    """Train once and describe the run. `folder` gets the run folder of a private run."""
+    """Train once and describe the run. `folder` gets the run folder of a private run, `ledger` its charges if it is given."""
     recipe, sampling = choice.recipe(), experiment.sampling()
     lr, optimizer = choice.lr or experiment.lr, choice.optimizer or experiment.optimizer
     torch.manual_seed(seed or 0)  # the initial weights are public; noise never comes from this generator
@@ -119,6 +120,7 @@ def run_recipe(
             execution=Execution(micro_batch=experiment.micro_batch),
             seed=seed,
             out=folder,
+            ledger=ledger,
             progress=progress,
             label=recipe.name,
         )
