@@ -54,6 +54,29 @@ def test_random_plans_lie_between_independent_bounds(events, delta):
     assert ours <= independent(events, delta, upper=True) * 1.002
 
 
+RARE = [
+    (
+        {Event(0.000448494929646911, 2.234711605578296): 192, Event(0.000448494929646911, 0.7775775606575914): 56},
+        2.06e-08,
+    ),
+    (
+        {Event(0.0008937341777406167, 4.651969782472722): 863, Event(0.0008937341777406167, 1.2879121651586034): 6},
+        2.79e-10,
+    ),
+    ({Event(0.0020692185074589857, 0.73076314821473): 73}, 4.2e-09),
+    ({Event(0.0006150689768327637, 1.1065870528905632): 200}, 1.9e-10),
+    ({Event(0.004761612568788197, 1.1691198797622604): 2}, 2.8e-10),
+]
+
+
+@pytest.mark.parametrize(("events", "delta"), RARE)
+def test_plans_whose_tail_is_a_single_unlucky_step(events, delta):
+    """A record is hardly ever drawn, and δ is small: here Chernoff's bound is loose, and the price must not be."""
+    ours = ACCOUNTANT.epsilon(events, delta)
+    assert ours >= independent(events, delta, upper=False) * (1 - 1e-9)
+    assert ours <= independent(events, delta, upper=True) * 1.002
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("events", "delta"), list(random_cases(5)))
 def test_random_plans_against_a_grid_of_1e_5(events, delta):

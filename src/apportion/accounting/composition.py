@@ -61,6 +61,7 @@ class _Side:
         self._logs: Spectrum = np.zeros(frequencies, dtype=complex)
         self._bound = np.zeros(frequencies)
         self._normaliser = 0.0
+        self._guard = 0.0
         self._infinite = 0.0
 
     def add(self, cells: list[Cell]) -> None:
@@ -87,6 +88,9 @@ class _Side:
         scale = np.log(weights @ np.array([math.exp(logarithm - base) for _, logarithm in found]))
         self._normaliser += float(cell.counts @ (base + scale))
         self._logs += _sum_of_logs(corners, cell, weights) - float(cell.counts @ scale)
+        guards = np.array([self._grid.guard_moment(node, self._direction) for node in cell.corners])
+        highest = float(guards.max())
+        self._guard += float(cell.counts @ (highest + np.log(weights @ np.exp(guards - highest))))
         infinite = np.array([self._grid.infinite(node, self._direction) for node in cell.corners])
         self._infinite += float(cell.counts @ (weights @ infinite))
 
@@ -101,7 +105,7 @@ class _Side:
         exponents = self._normaliser - direction.theta * losses
         masses = tilted[start:] * np.exp(np.minimum(exponents, 700.0))
         top = (direction.lowest + grid.size - 1) * grid.step
-        beyond = math.exp(min(0.0, self._normaliser - direction.theta * top))
+        beyond = math.exp(min(0.0, self._guard - direction.guard * top))
         rounding = steps * (4 + math.log2(grid.size)) * 2.0**-53 * math.sqrt(2 * len(self._live))
         return TailSums(
             losses=losses,

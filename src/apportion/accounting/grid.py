@@ -4,7 +4,8 @@ Every composition on one grid can share nodes, so grids are taken from ladders (
 that differ a little, as in a calibration, fall on the same one, and the same plan always has the same price.
 
 The window and the tilt are chosen from sketches. That is safe: what lies beyond the window is bounded for each composition by Chernoff's
-inequality at the tilt, P[L > w] ≤ E e^{θL}·e^{−θw}, with the exact moment of the discretised losses.
+inequality at the guard, P[L > w] ≤ E e^{γL}·e^{−γw}, with the exact moment of the discretised losses. The tilt θ is the gentlest that keeps
+rounding below a ten-thousandth of δ: a steep one would magnify what wraps around the window's end.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ _KAPPA = 0.06  # cells per standard deviation of a step's loss: the relative err
 _WIDEST = 1e-2
 _STEEPEST = 0.25  # θ·h: a coarser grid would blur a tail that steep
 _THETAS = np.concatenate([[0.1, 0.25, 0.5], np.geomspace(1, 1e6, 48)])
-_SLACK = 4.0  # e^4: how far above δ the Chernoff bound at the tilt may lie; rounding is a billionth of that
 _LARGEST = 1 << 21  # cells of a window; beyond that the grid is made coarser, which only raises δ
 _SKETCHES = 32
 _KEPT = 4096
@@ -46,11 +46,13 @@ class Direction:
     Args:
         sign: +1 for removing a record (losses at +e), −1 for adding one (losses at −e).
         theta: θ.
+        guard: the slope at which what lies beyond the window is bounded; steeper than θ.
         lowest: index of the lowest loss in the window.
     """
 
     sign: Literal[1, -1]
     theta: float
+    guard: float
     lowest: int
 
 
@@ -61,6 +63,7 @@ class Grid:
         self.step, self.size, self.directions, self._tail, self._group = step, size, directions, tail, group
         self._losses: dict[Node, StepLoss] = {}
         self._spectra: dict[tuple[Node, int], tuple[Spectrum, float]] = {}
+        self._guards: dict[tuple[Node, int], float] = {}
 
     def spectrum(self, node: Node, direction: Direction, upto: int) -> tuple[Spectrum, float]:
         """The first `upto` frequencies of the node's tilted, normalised masses, and the logarithm of the normaliser."""
@@ -76,6 +79,16 @@ class Grid:
             # Few frequencies survive many steps, so the high ones are kept only if they were asked for.
             self._spectra[key] = known = fft.rfft(folded)[: max(upto, _KEPT)].copy(), top + math.log(total)
         return known
+
+    def guard_moment(self, node: Node, direction: Direction) -> float:
+        """ln E e^{γL} of the node."""
+        key = (node, direction.sign)
+        if key not in self._guards:
+            losses, masses, _ = self._atoms(node, direction.sign)
+            exponents = direction.guard * self.step * losses
+            top = float(exponents.max())
+            self._guards[key] = top + math.log(float(masses @ np.exp(exponents - top)))
+        return self._guards[key]
 
     def infinite(self, node: Node, direction: Direction) -> float:
         """The mass that discretisation moved to infinity."""
@@ -106,16 +119,18 @@ def choose_grid(cells: list[Cell], delta: float, *, group: int = 1, room: float 
     sketches = _sketches(cells, tail, group)
     variance = sum(count * one.variance for one, count in sketches) / steps
     moments = {sign: (_cumulants(sketches, sign, _THETAS), _cumulants(sketches, sign, -_THETAS)) for sign in (1, -1)}
-    theta, _, _ = _window(*moments[1], delta, math.inf)
+    slack = min(14.0, max(2.0, 20.0 - math.log(steps)))
+    theta = _window(*moments[1], delta, math.inf, slack)[0]
     step = 2 ** (math.floor(2 * math.log2(min(_KAPPA * math.sqrt(variance), _WIDEST, _STEEPEST / theta))) / 2)
-    bounds = [_window(*moments[sign], delta, _STEEPEST / step) for sign in (1, -1)]
-    while room * max(high - low for _, low, high in bounds) / step > _LARGEST:
+    bounds = [_window(*moments[sign], delta, _STEEPEST / step, slack) for sign in (1, -1)]
+    while room * max(high - low for _, _, low, high in bounds) / step > _LARGEST:
         step *= math.sqrt(2)
     directions = tuple(
-        (sign, theta, -_ladder(-room * low / step)) for sign, (theta, low, _) in zip((1, -1), bounds, strict=True)
+        (sign, theta, guard, -_ladder(-room * low / step))
+        for sign, (theta, guard, low, _) in zip((1, -1), bounds, strict=True)
     )
-    highest = [_ladder(room * high / step) for _, _, high in bounds]
-    size = max(high - lowest for high, (_, _, lowest) in zip(highest, directions, strict=True))
+    highest = [_ladder(room * high / step) for *_, high in bounds]
+    size = max(high - lowest for high, (*_, lowest) in zip(highest, directions, strict=True))
     return _grid(step, fft.next_fast_len(size + 16, real=True), directions, tail, group)
 
 
@@ -125,8 +140,12 @@ def _ladder(cells: float) -> int:
 
 
 @functools.lru_cache(maxsize=4)
-def _grid(step: float, size: int, directions: tuple[tuple[int, float, int], ...], tail: float, group: int) -> Grid:
-    first, second = (Direction(1 if sign > 0 else -1, theta, lowest) for sign, theta, lowest in directions)
+def _grid(
+    step: float, size: int, directions: tuple[tuple[int, float, float, int], ...], tail: float, group: int
+) -> Grid:
+    first, second = (
+        Direction(1 if sign > 0 else -1, theta, guard, lowest) for sign, theta, guard, lowest in directions
+    )
     return Grid(step, size, (first, second), tail, group)
 
 
@@ -154,14 +173,19 @@ def _cumulants(sketches: list[tuple[Sketch, float]], sign: int, slopes: Array) -
     return total
 
 
-def _window(up: Array, down: Array, delta: float, steepest: float) -> tuple[float, float, float]:
-    """(θ, lowest, highest): the tilt for δ, and about the losses outside which less than the tail budget lies."""
+def _window(up: Array, down: Array, delta: float, steepest: float, slack: float) -> tuple[float, float, float, float]:
+    """(θ, γ, lowest, highest): tilt and guard for δ, and about the losses outside which less than the tail budget lies.
+
+    Args:
+        up, down: the cumulants at the slopes _THETAS and −_THETAS.
+        steepest: no slope beyond this.
+        slack: ln of how far above δ the Chernoff bound at the tilt may lie.
+    """
     usable = max(1, int(np.searchsorted(_THETAS, steepest, side="right")))
     thetas, up, down = _THETAS[:usable], up[:usable], down[:usable]
     epsilon = float(np.min((up - math.log(delta)) / thetas))
-    # Moments explode beyond a certain order. The gentlest tilt that keeps rounding small stays clear of that cliff.
-    chosen = int(np.argmax(up - thetas * epsilon <= math.log(delta) + _SLACK))
+    chosen = int(np.argmax(up - thetas * epsilon <= math.log(delta) + slack))
     budget = math.log(TAIL * delta)
-    # Beyond the window is bounded at the chosen tilt, so the window must be wide enough for that tilt.
-    highest = float((up[chosen] - budget) / thetas[chosen])
-    return float(thetas[chosen]), min(0.0, -float(np.min((down - budget) / thetas))), highest
+    guard = max(chosen, int(np.argmin((up - budget) / thetas)))
+    highest = float((up[guard] - budget) / thetas[guard])
+    return float(thetas[chosen]), float(thetas[guard]), min(0.0, -float(np.min((down - budget) / thetas))), highest
