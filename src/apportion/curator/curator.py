@@ -29,6 +29,7 @@ from apportion import validate
 from apportion.curator import mechanisms
 from apportion.curator.clipping import Rows, clipped_sums, group_names
 from apportion.curator.gradients.reference import ReferenceGradients, trained_parameters
+from apportion.curator.mechanisms import Mechanism
 from apportion.curator.randomness import DrawStreams, Randomness
 from apportion.curator.records import Batch, Records
 from apportion.curator.sampling import poisson_draw
@@ -64,8 +65,15 @@ class Execution:
 class Draw:
     """One open request: a Poisson batch that is being summed. Lives inside the trust boundary."""
 
-    def __init__(self, request: Request, batches: Iterator[Batch], engine: ReferenceGradients, streams: DrawStreams):
-        self.request = request
+    def __init__(
+        self,
+        request: Request,
+        batches: Iterator[Batch],
+        engine: ReferenceGradients,
+        streams: DrawStreams,
+        mechanism: Mechanism,
+    ):
+        self.request, self._mechanism = request, mechanism
         self._batches, self._streams = batches, streams
         self._trained = trained_parameters(engine.model)
         self._sums = {
@@ -100,7 +108,7 @@ class Draw:
         for release in self.request.releases:
             deviation = self.request.standard_deviation(release)
             for name in group_names(release, list(self._trained)):
-                noisy = mechanisms.gaussian(self._sums[name], deviation, self._streams.noise)
+                noisy = self._mechanism(self._sums[name], deviation, self._streams.noise)
                 gradient[name] = (noisy / self.request.expected_batch_size).to(self._trained[name].dtype)
         self._sums.clear()
         return Released(request=self.request, gradient=gradient)
@@ -115,6 +123,7 @@ class Curator:
         charges: who is told of every event, before it happens.
         randomness: where coins and noise come from.
         execution: memory knobs.
+        mechanism: adds the noise; the audit puts an instrument around it.
     """
 
     def __init__(
@@ -124,9 +133,11 @@ class Curator:
         charges: Charges,
         randomness: Randomness,
         execution: Execution | None = None,
+        mechanism: Mechanism | None = None,
     ):
         self._records, self._engine, self._charges, self._randomness = records, engine, charges, randomness
         self._execution = execution or Execution()
+        self._mechanism = mechanism or mechanisms.gaussian
 
     def open(self, request: Request) -> Draw:
         """Charge `request`, then toss its coins. For loops that compute the gradients themselves."""
@@ -138,7 +149,7 @@ class Curator:
         batches = (
             batch for start in range(0, len(members), size) for batch in self._readable(members[start : start + size])
         )
-        return Draw(request, batches, self._engine, streams)
+        return Draw(request, batches, self._engine, streams, self._mechanism)
 
     def answer(self, request: Request, loss_fn: LossFunction) -> Released:
         """The noisy clipped gradient that `request` asks for."""

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from apportion.curator.randomness import Stream
+
+
+class Mechanism(Protocol):
+    """Adds noise to an exact sum: `gaussian`, or an instrument of the audit around it."""
+
+    def __call__(self, exact_sum: Tensor, standard_deviation: float, noise: Stream) -> Tensor: ...
 
 
 def gaussian(exact_sum: Tensor, standard_deviation: float, noise: Stream) -> Tensor:

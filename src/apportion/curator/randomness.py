@@ -94,6 +94,11 @@ class Randomness:
         whole = validate.whole("seed", seed, "it names a reproducible run", "Use seed=0, or leave it out", least=0)
         return cls(hashlib.blake2b(f"seed {whole}".encode(), digest_size=KEY_BYTES).digest(), private=False)
 
+    @classmethod
+    def choose(cls, seed: int | None) -> Randomness:
+        """`fresh`, or `seeded` if there is a seed."""
+        return cls.fresh() if seed is None else cls.seeded(seed)
+
     def next_draw(self) -> DrawStreams:
         """Streams that no other draw has had or will have."""
         if os.getpid() != self._process:

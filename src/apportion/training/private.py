@@ -25,6 +25,7 @@ from apportion import validate
 from apportion.budget import Budget
 from apportion.curator.curator import Draw, Execution
 from apportion.curator.gradients.reference import ReferenceGradients
+from apportion.curator.randomness import Randomness
 from apportion.curator.records import Batch, as_records
 from apportion.curator.tree import batch_size as size_of
 from apportion.curator.tree import map_tensors, tensors_of
@@ -292,7 +293,7 @@ def make_private(
         clip=clip or Fixed(),
         noise=noise or Constant(),
         execution=execution or Execution(),
-        seed=seed,
+        randomness=Randomness.choose(seed),
         out=None if out is None else Path(out),
         ledger=None if ledger is None else Path(ledger),
         mode=mode,

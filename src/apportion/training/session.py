@@ -16,6 +16,7 @@ from apportion.budget import Budget
 from apportion.curator.compatibility import check
 from apportion.curator.curator import Curator, Execution, LossFunction
 from apportion.curator.gradients.reference import Mode, ReferenceGradients, trained_parameters
+from apportion.curator.mechanisms import Mechanism
 from apportion.curator.probe import per_record_mode, probe_loss, probe_model
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
@@ -124,11 +125,12 @@ def open_session(
     clip: Clip,
     noise: NoiseSchedule,
     execution: Execution,
-    seed: int | None,
+    randomness: Randomness,
     out: Path | None,
     ledger: Path | None,
     mode: Mode,
     own_loop: bool,
+    mechanism: Mechanism | None = None,
 ) -> Session:
     """Plan, account and curator of a run. The ledger is opened last, so that a refused run leaves no file behind."""
     if not isinstance(budget, Budget):
@@ -141,12 +143,11 @@ def open_session(
     require_plain_step(optimizer)
     require_same_parameters(model, optimizer)
     accountant = PrivacyLossAccountant()
-    randomness = Randomness.fresh() if seed is None else Randomness.seeded(seed)
     plan = make_plan(budget, sampling, clip, noise, accountant)
     account = Account(budget, plan.tokens, accountant, _open_ledger(ledger, out, randomness))
     engine = ReferenceGradients(model, mode)
     model.train()
-    curator = Curator(records, engine, account, randomness, execution)
+    curator = Curator(records, engine, account, randomness, execution, mechanism)
     return Session(engine, optimizer, plan, curator, account, randomness, own_loop=own_loop)
 
 

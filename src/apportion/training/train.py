@@ -10,11 +10,13 @@ from torch import nn
 from apportion.budget import Budget, Public
 from apportion.curator.compatibility import copy_of
 from apportion.curator.curator import Execution, LossFunction
+from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.errors import InvalidArgument
 from apportion.strategies.clip import Clip, Fixed
 from apportion.strategies.noise import Constant, NoiseSchedule
 from apportion.training.evaluation import accuracy, require_public
+from apportion.training.loop import take_steps
 from apportion.training.optimizers import OptimizerFactory, build_optimizer
 from apportion.training.progress import progress_bar
 from apportion.training.run import Run
@@ -102,7 +104,7 @@ def train(
         clip=clip or Fixed(),
         noise=noise or Constant(),
         execution=execution or Execution(),
-        seed=seed,
+        randomness=Randomness.choose(seed),
         out=None if out is None else Path(out),
         ledger=None if ledger is None else Path(ledger),
         mode=mode,
@@ -111,11 +113,7 @@ def train(
     run = Run(session)
     try:
         with progress_bar(label, session.plan.steps, budget.epsilon, enabled=progress) as show:
-            while session.account.left:
-                entry = session.apply(session.curator.answer(session.next_request(), loss_fn))
-                if session.report_is_due:
-                    entry = session.report(None if evaluate is None else accuracy(model, evaluate))
-                show(entry)
+            take_steps(session, loss_fn, evaluate, show)
     finally:  # also after an interruption: what was charged, and what came of it, is not lost
         model.train(was_training)
         if out is not None and session.entries:
