@@ -1,0 +1,25 @@
+"""The loop of tier 1: ask, apply, write down, until the plan is spent. The audit replays this same function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from apportion.budget import Public
+from apportion.curator.curator import LossFunction
+from apportion.training.evaluation import accuracy
+from apportion.training.history import Entry
+from apportion.training.session import Session
+
+
+def take_steps(
+    session: Session,
+    loss_fn: LossFunction,
+    evaluate: Public | None = None,
+    show: Callable[[Entry], None] = lambda entry: None,
+) -> None:
+    """Spend every token that is left. `show` is told of each step."""
+    while session.account.left:
+        entry = session.apply(session.curator.answer(session.next_request(), loss_fn))
+        if session.report_is_due:
+            entry = session.report(None if evaluate is None else accuracy(session.model, evaluate))
+        show(entry)
