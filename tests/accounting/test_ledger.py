@@ -27,8 +27,9 @@ def path(tmp_path):
     return file
 
 
-def account(ledger, tokens, delta=1e-6, run=None):
-    return Account(Budget(epsilon=3.0, delta=delta, unit=Record()), tokens, PrivacyLossAccountant(), ledger, run=run)
+def account(ledger, tokens, delta=1e-6, **continued):
+    budget = Budget(epsilon=3.0, delta=delta, unit=Record())
+    return Account(budget, tokens, PrivacyLossAccountant(), ledger, **continued)
 
 
 def spend(path, steps, of=None):
@@ -146,13 +147,14 @@ def test_an_older_checkpoint_refunds_nothing(path):
         spending.charge(TOKEN)
     ledger.close()
     ledger = Ledger.attach(path)
-    continued = account(ledger, [TOKEN] * 4, run=1)  # from a checkpoint of step 1, say
-    assert (continued.spent, continued.left) == (3, 1)
+    name = spending.identifier
+    continued = account(ledger, [TOKEN] * 4, identifier=name, position=1)
+    assert (continued.spent, continued.left, continued.next_step) == (3, 1, 4)
     continued.charge(TOKEN)
     with pytest.raises(BudgetExhausted, match="4 steps are spent"):
         continued.charge(TOKEN)
-    with pytest.raises(InvalidArgument, match="no run of that number with these tokens"):
-        account(ledger, [TOKEN] * 5, run=1)
+    with pytest.raises(InvalidArgument, match="this run with another plan"):
+        account(ledger, [TOKEN] * 5, identifier=name)
     with pytest.raises(BudgetExhausted):
         account(ledger, [TOKEN] * 8)
     assert ledger.spent().main == pytest.approx(4 / 16)
@@ -162,7 +164,8 @@ def test_an_older_checkpoint_refunds_nothing(path):
 def test_two_processes_cannot_continue_one_run_side_by_side(path):
     spend(path, 1, of=4)
     ledger = Ledger.attach(path)
-    first, second = (account(ledger, [TOKEN] * 4, run=1) for _ in range(2))
+    name = ledger.runs()[0].identifier
+    first, second = (account(ledger, [TOKEN] * 4, identifier=name, position=1) for _ in range(2))
     first.charge(TOKEN)
     with pytest.raises(InvalidArgument, match="charged already: another process spends the same run"):
         second.charge(TOKEN)
@@ -331,7 +334,7 @@ def test_a_charge_costs_a_few_synchronisations_however_long_the_ledger_is(path, 
     with ledger._chain.transaction():
         for step in range(2, 2001):
             ledger._chain.append(1, step, {"sample_rate": 1.0, "noise_multiplier": 1000.0})
-    spending = account(ledger, [token] * 2060, run=1)
+    spending = account(ledger, [token] * 2060, identifier=spending.identifier, position=2000)
     charges, plain = [], []
     with (tmp_path / "plain").open("wb") as file:
         for _ in range(60):

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import apportion as ap
 from apportion.accounting.ledger import Ledger
+from apportion.training.checkpoint import read_checkpoint
 from apportion.training.statement import as_markdown, in_words
 
 RAW_WORDS = ("loss", "norm_", "gradient", "realised", "batch_sizes", "seed", "key")
@@ -47,7 +48,7 @@ def test_the_folder_has_a_public_and_a_secret_half(run, tmp_path):
         "public/privacy.json",
         "public/privacy.md",
         "public/weights.safetensors",
-        "secret/checkpoint.pt",
+        "secret/checkpoint",
         "secret/ledger.sqlite",
     ]
 
@@ -65,8 +66,7 @@ def test_weights_and_ledger_can_be_read_back(run, model, tmp_path):
     load_model(copy, str(tmp_path / "run" / "public" / "weights.safetensors"))
     assert torch.equal(copy[0].weight, model[0].weight)
     assert len(list(Ledger.open(tmp_path / "run" / "secret" / "ledger.sqlite").events())) == 4
-    checkpoint = torch.load(tmp_path / "run" / "secret" / "checkpoint.pt", weights_only=True)
-    assert checkpoint["step"] == 4
+    assert read_checkpoint(tmp_path / "run" / "secret" / "checkpoint")["step"] == 4
 
 
 def test_the_statement_says_what_was_done(run, budget):

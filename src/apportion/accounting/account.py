@@ -1,12 +1,15 @@
 """The account of one run: which events were declared, which are spent, and what that costs.
 
-The rule is the simplest valid one: a **plan**. All (q_t, z_t) are declared before any record is read; each request takes the
-next token, and may be charged against it only if the token covers it. So the ε of the whole plan bounds whatever happens.
+The rule is the simplest valid one: a **multiset** of tokens (q, z), declared before any record is read. Token t pays for step t of the
+plan; *spare* tokens, which cover every step, pay for a step that has to be taken again because a crash lost its result. Each token is
+spent at most once and only on an event that it covers. So the ε of all tokens together bounds whatever happens, in whatever order.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from itertools import islice
 
 from apportion.accounting.accountant import Accountant, RunningPrice, count_events
 from apportion.accounting.ledger import Ledger
@@ -23,11 +26,13 @@ class Account:
 
     Args:
         budget: the guarantee asked for.
-        tokens: the declared events, in order.
+        tokens: the declared events: one for each step in order, then the spare ones.
         accountant: prices them.
         ledger: where charges become durable: the ledger of a data set, or a new one.
-        run: continue this run of the ledger, with the same tokens. What is spent of them is what the ledger says, not what a
-            checkpoint remembers: going back to an older checkpoint refunds nothing.
+        spare: how many of the tokens, at the end, are spare.
+        identifier: continue the run that was admitted under this name, with the same tokens. What is spent of them is what the
+            ledger says, not what a checkpoint remembers: going back to an older checkpoint refunds nothing.
+        position: the step of the plan after which to go on.
     """
 
     def __init__(
@@ -37,66 +42,109 @@ class Account:
         accountant: Accountant,
         ledger: Ledger,
         *,
-        run: int | None = None,
+        spare: int = 0,
+        identifier: str | None = None,
+        position: int = 0,
     ):
         self.budget, self.accountant, self.ledger = budget, accountant, ledger
-        self.run = run
-        self._tokens = tuple(tokens)
-        self._charged: list[Event] = []
+        self.identifier = identifier or os.urandom(8).hex()
+        self.position = position
+        """The step of the plan that was taken last."""
+        self.repeatable: set[int] = set()
+        """Steps that can be repeated bit for bit: the same answer to the same question was paid for when it was asked first."""
+        self._tokens, self._steps = tuple(tokens), len(tokens) - spare
+        self._charges: dict[int, Event] = {}
         self._running: dict[float, tuple[RunningPrice, int]] = {}
-        if run is None:
+        self.run = None if identifier is None else ledger.find(identifier)
+        if self.run is None:
             self._cost = ledger.price(count_events(self._tokens), budget)
             ledger.require_room(self._cost)
         else:
-            if self._tokens not in [admitted.plan for admitted in ledger.runs() if admitted.number == run]:
+            if self._tokens not in [admitted.plan for admitted in ledger.runs() if admitted.number == self.run]:
                 raise InvalidArgument(
-                    "run",
-                    run,
-                    "the ledger holds no run of that number with these tokens",
-                    "Plan as before, or start anew",
+                    "resume",
+                    identifier,
+                    "the ledger holds this run with another plan",
+                    "Use the settings that it was started with, or start anew",
                 )
-            self._charged = list(ledger.events(run))
+            self._charges = dict(ledger.charges(self.run))
+        self._spares_spent = sum(token > self._steps for token in self._charges)
 
     @property
     def spent(self) -> int:
         """How many tokens were spent."""
-        return len(self._charged)
+        return len(self._charges)
+
+    @property
+    def spares_left(self) -> int:
+        """How many lost steps can still be taken again."""
+        return len(self._tokens) - self._steps - self._spares_spent
+
+    @property
+    def next_step(self) -> int:
+        """The step of the plan that comes next; one more than the plan has if none does.
+
+        A step whose token is spent already is taken again with a spare one. Without spares it is lost, like the others up to the
+        last step that was ever charged, and the plan goes on after that.
+        """
+        step = self.position + 1
+        if step not in self._charges or self.spares_left or step in self.repeatable:
+            return step
+        return 1 + max(token for token in self._charges if token <= self._steps)
 
     @property
     def left(self) -> int:
-        """How many tokens are left."""
-        return len(self._tokens) - len(self._charged)
+        """How many steps can still be taken."""
+        return self._steps - self.next_step + 1
+
+    def next_token(self) -> int | None:
+        """The number of the token, from 1, that can pay for the next step; `None` if there is none."""
+        step = self.next_step
+        if step not in self._charges:
+            return step
+        spares = range(self._steps + 1, len(self._tokens) + 1)
+        return next((token for token in spares if token not in self._charges), None)
+
+    def is_spent(self, token: int) -> bool:
+        return token in self._charges
 
     def charge(self, event: Event) -> None:
-        """Spend the next token on `event`. Refused, with nothing written, if there is none or it does not cover the event."""
-        if not self.left:
+        """Pay for the next step. Refused, with nothing written, if no token is left or it does not cover the event."""
+        token = self.next_token() if self.left else None
+        if token is None:
             raise BudgetExhausted(
-                f"the plan's {len(self._tokens)} steps are spent, and with them epsilon={self.planned_epsilon():.4g} "
+                f"the plan's {self._steps} steps are spent, and with them epsilon={self.planned_epsilon():.4g} "
                 f"of the budget's {self.budget.epsilon:g}. Plan more steps from the start to train longer."
             )
-        token = self._tokens[self.spent]
+        self.charge_token(token, event)
+
+    def charge_token(self, number: int, event: Event) -> None:
+        """Pay for the next step with this token, which must be unspent."""
+        token, step = self._tokens[number - 1], self.next_step
         if not token.covers(event):
             raise BudgetExhausted(
-                f"step {self.spent + 1} asks for sample_rate={event.sample_rate:g}, noise_multiplier="
+                f"step {step} asks for sample_rate={event.sample_rate:g}, noise_multiplier="
                 f"{event.noise_multiplier:.6g}, but the plan declared {token.sample_rate:g} and {token.noise_multiplier:.6g}. "
                 "Only less sampling or more noise than declared is covered."
             )
         if self.run is None:
-            self.run = self.ledger.admit(self._tokens, self._cost)
-        self.ledger.append(event, self.run, self.spent + 1)
-        self._charged.append(event)
+            self.run = self.ledger.admit(self._tokens, self._cost, self.identifier)
+        self.ledger.append(event, self.run, number)
+        self._charges[number] = event
+        self._spares_spent += number > self._steps
+        self.position = step
 
     def epsilon(self, delta: float | None = None) -> float:
         """ε of what was charged so far, at `delta` (the budget's by default). Reading it changes nothing but what is remembered."""
         delta = self.budget.delta if delta is None else delta
-        if tuple(self._charged) == self._tokens:
+        if self.spent == len(self._tokens) and tuple(self._charges[i + 1] for i in range(self.spent)) == self._tokens:
             return self.planned_epsilon(delta)
         if delta not in self._running:
             self._running[delta] = RunningPrice(count_events(self._tokens), delta), 0
         price, counted = self._running[delta]
-        for event in self._charged[counted:]:
+        for event in islice(self._charges.values(), counted, None):
             price.add(event)
-        self._running[delta] = price, len(self._charged)
+        self._running[delta] = price, self.spent
         return price.epsilon()
 
     def planned_epsilon(self, delta: float | None = None) -> float:

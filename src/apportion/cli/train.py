@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from apportion.cli import options
 from apportion.cli.output import print_error_stream, show_results, summary_of_run, warn_without_privacy, writable_folder
 
+if TYPE_CHECKING:
+    from apportion.lab.run_settings import RunSettings
+
 
 def train(
     data: options.Data = None,
     model: options.Model = None,
     recipe: Annotated[
-        str, typer.Option(help="non-private, abadi, lin-decay, du-growing, du-sensitivity or du-dynamic.")
-    ] = "abadi",
+        str | None,
+        typer.Option(
+            help="non-private, abadi, lin-decay, du-growing, du-sensitivity or du-dynamic.", show_default="abadi"
+        ),
+    ] = None,
     settings: options.Settings = None,
     epsilon: options.Epsilon = None,
     delta: options.Delta = None,
@@ -36,6 +42,29 @@ def train(
     data_dir: options.DataDir = None,
     ledger: options.LedgerFile = None,
     out: Annotated[Path | None, typer.Option(help="A new folder for the run.", show_default="runs/RECIPE-DATA")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Go on with the run in this folder, which crashed or was stopped. No other settings.",
+            show_default=False,
+        ),
+    ] = None,
+    recovery: Annotated[
+        str | None,
+        typer.Option(
+            help="fresh: lost steps are drawn and paid anew. exact: repeated bit for bit, from a key in secret/.",
+            show_default="fresh",
+        ),
+    ] = None,
+    spare: Annotated[
+        int | None,
+        typer.Option(
+            help="Lost steps that can be taken again; they are paid for.", show_default="a hundredth of the run"
+        ),
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Steps between two checkpoints.", show_default="a hundredth of the run")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Train one model privately, and write a run folder with weights, history and a privacy statement.
@@ -43,13 +72,30 @@ def train(
     ε, δ, the unit and the population must be said: they are decisions about people, and have no default.
 
     Example: apportion train --data digits --recipe lin-decay --epsilon 3 --delta 1e-5 --unit record --population 1437
+
+    After a crash: apportion train --resume runs/lin-decay-digits
     """
     from apportion.errors import InvalidArgument
-    from apportion.lab.compare import new_folder, results, run_recipe
+    from apportion.lab.compare import new_folder
     from apportion.lab.defaults import published_population, with_training_defaults
-    from apportion.lab.resolve import resolve
+    from apportion.lab.run_settings import RunSettings, load_settings
     from apportion.lab.settings import experiment
 
+    if resume is not None:
+        said = options.given(
+            data=data, model=model, set=settings, epsilon=epsilon, delta=delta, unit=unit, population=population,
+            sample_rate=sample_rate, steps=steps, epochs=epochs, batch_size=batch_size, lr=lr, optimizer=optimizer,
+            micro_batch=micro_batch, seed=seed, ledger=ledger, out=out, recovery=recovery, spare=spare,
+            checkpoint_every=checkpoint_every, recipe=recipe,
+        )  # fmt: skip
+        if said:
+            name, value = next(iter(said.items()))
+            raise InvalidArgument(
+                name, value, "a resumed run keeps the settings it was started with", "Pass --resume alone"
+            )
+        _run(load_settings(resume), resume, data_dir, as_json=as_json, resume=True)
+        return
+    recipe = recipe or "abadi"
     if data is None:
         raise InvalidArgument(
             "data", None, "there is nothing to train on", "Pass --data digits, or see `apportion data list`"
@@ -84,15 +130,44 @@ def train(
         choice.setdefault(role, {})[parameter] = value
     plan = experiment(with_training_defaults(values | {"recipe": [choice], "title": f"{recipe} on {data}"}))
     plan.check()
-    subject = resolve(plan.data, plan.model, data_dir)
     if recipe == "non-private":
         warn_without_privacy(data)
+    request = RunSettings(
+        experiment=plan if seed is None else plan.model_copy(update={"seeds": (seed,)}),
+        ledger=None if ledger is None else ledger.resolve(),
+        mode=recovery or "fresh",
+        spare=spare,
+        every=checkpoint_every,
+    )
     folder = out or new_folder(Path("runs"), f"{recipe}-{data}".replace(":", "-").replace("/", "-"))
+    _run(request, folder, data_dir, as_json=as_json, resume=False)
+
+
+def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: bool, resume: bool) -> None:
+    """Train, new or resumed, and show what came of it."""
+    from apportion.lab.compare import results, run_recipe
+    from apportion.lab.resolve import resolve
+
+    plan, recovery = request.experiment, request.recovery
+    subject = resolve(plan.data, plan.model, data_dir)
     writable_folder(folder)
+    if not resume:
+        request.save(folder)
+    seed = plan.seeds[0] if plan.seeds else None
     try:
-        run = run_recipe(plan, plan.recipe[0], subject, seed, folder, progress=True, ledger=ledger)
+        run = run_recipe(
+            plan,
+            plan.recipe[0],
+            subject,
+            seed,
+            folder,
+            progress=True,
+            ledger=request.ledger,
+            recovery=recovery,
+            resume=resume,
+        )
     except KeyboardInterrupt:
-        print_error_stream(f"interrupted: what was charged, and the model so far, are in {folder}")
+        print_error_stream(f"interrupted: go on with `apportion train --resume {folder}`")
         raise
     show_results(results(plan.title, [run]), folder, as_json=as_json)
     if as_json:

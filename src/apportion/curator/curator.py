@@ -30,7 +30,7 @@ from apportion.curator import mechanisms
 from apportion.curator.clipping import Rows, clipped_sums, group_names
 from apportion.curator.gradients.reference import ReferenceGradients, trained_parameters
 from apportion.curator.mechanisms import Mechanism
-from apportion.curator.randomness import DrawStreams, Randomness
+from apportion.curator.randomness import DrawStreams
 from apportion.curator.records import Batch, Records
 from apportion.curator.sampling import poisson_draw
 from apportion.curator.tree import batch_size, map_tensors
@@ -44,6 +44,12 @@ class Charges(Protocol):
     """Whoever keeps the books: must refuse or record an event durably before it returns."""
 
     def charge(self, event: Event) -> None: ...
+
+
+class Draws(Protocol):
+    """Where the random bits of each draw come from."""
+
+    def next_draw(self) -> DrawStreams: ...
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,7 @@ class Curator:
         records: Records,
         engine: ReferenceGradients,
         charges: Charges,
-        randomness: Randomness,
+        randomness: Draws,
         execution: Execution | None = None,
         mechanism: Mechanism | None = None,
     ):

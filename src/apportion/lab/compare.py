@@ -16,8 +16,10 @@ from apportion.curator.curator import Execution
 from apportion.lab.baseline import train_without_privacy
 from apportion.lab.resolve import Subject, resolve
 from apportion.lab.settings import Experiment, RecipeChoice
-from apportion.training.statement import in_words, package_versions
+from apportion.training.recovery import Recovery
+from apportion.training.statement import in_words
 from apportion.training.train import train
+from apportion.training.versions import package_versions
 
 Announce = Callable[[dict[str, Any]], None]
 
@@ -69,6 +71,8 @@ def run_recipe(
     folder: Path | None,
     progress: bool | None = None,
     ledger: Path | None = None,
+    recovery: Recovery | None = None,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Train once and describe the run. `folder` gets the run folder of a private run, `ledger` its charges if it is given."""
     recipe, sampling = choice.recipe(), experiment.sampling()
@@ -121,6 +125,8 @@ def run_recipe(
             seed=seed,
             out=folder,
             ledger=ledger,
+            recovery=recovery or Recovery(spare=0),
+            resume=resume,
             progress=progress,
             label=recipe.name,
         )

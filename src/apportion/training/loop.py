@@ -22,4 +22,5 @@ def take_steps(
         entry = session.apply(session.curator.answer(session.next_request(), loss_fn))
         if session.report_is_due:
             entry = session.report(None if evaluate is None else accuracy(session.model, evaluate))
+        session.write_checkpoint_if_due()
         show(entry)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 from apportion.accounting.accountant import Accountant, count_events
@@ -23,8 +24,9 @@ class Plan:
 
     Args:
         multipliers: z_1..z_T. Thresholds are not here: they may follow released values.
-        epsilon: the price of all T steps at the budget's δ; at most the budget's ε.
+        epsilon: the price of all tokens at the budget's δ; at most the budget's ε.
         accountant: the name of the rule that priced it.
+        spare: tokens beyond the T steps. They have the smallest multiplier of the plan, so that each covers any step.
     """
 
     budget: Budget
@@ -34,6 +36,7 @@ class Plan:
     multipliers: tuple[float, ...]
     epsilon: float
     accountant: str
+    spare: int = 0
 
     @property
     def steps(self) -> int:
@@ -41,8 +44,9 @@ class Plan:
 
     @property
     def tokens(self) -> tuple[Event, ...]:
-        """The events that are declared to the account, in order."""
-        return tuple(Event(self.sampling.sample_rate, multiplier) for multiplier in self.multipliers)
+        """The events that are declared to the account: one for each step in order, then the spare ones."""
+        multipliers = self.multipliers + (min(self.multipliers),) * self.spare
+        return tuple(Event(self.sampling.sample_rate, multiplier) for multiplier in multipliers)
 
     def context(self, step: int, parameter_sizes: dict[str, int]) -> Context:
         """The public facts at a step (1-based)."""
@@ -58,8 +62,14 @@ class Plan:
         )
 
 
-def make_plan(budget: Budget, sampling: Sampling, clip: Clip, noise: NoiseSchedule, accountant: Accountant) -> Plan:
-    """Solve the noise from the budget, or, for a given multiplier, keep as many of its steps as the budget affords."""
+def make_plan(
+    budget: Budget, sampling: Sampling, clip: Clip, noise: NoiseSchedule, accountant: Accountant, spare: int = 0
+) -> Plan:
+    """Solve the noise from the budget, or, for a given multiplier, keep as many of its steps as the budget affords.
+
+    Args:
+        spare: how many tokens to declare beyond the steps; they are paid for like any other.
+    """
     _require_strategy("clip", clip, Clip, "apportion.clip.Fixed(threshold=1.0)")
     if hasattr(noise, "observe"):
         raise InvalidArgument(
@@ -73,18 +83,21 @@ def make_plan(budget: Budget, sampling: Sampling, clip: Clip, noise: NoiseSchedu
     rate = sampling.sample_rate
     contexts = [Context(step, sampling.steps, rate) for step in range(1, sampling.steps + 1)]
     shape = [noise.relative(context) for context in contexts]
+    spares = [min(shape)] * spare
     if noise.multiplier is None:
-        scale = calibrate(accountant, shape, sample_rate=rate, epsilon=budget.epsilon, delta=budget.delta)
+        scale = calibrate(accountant, spares + shape, sample_rate=rate, epsilon=budget.epsilon, delta=budget.delta)
     else:
         scale = noise.multiplier
+    reserved = [Event(rate, scale * relative) for relative in spares]
     events = [Event(rate, scale * relative) for relative in shape]
     if noise.multiplier is not None:
-        affordable = longest_affordable(accountant, events, epsilon=budget.epsilon, delta=budget.delta)
+        affordable = longest_affordable(accountant, reserved + events, epsilon=budget.epsilon, delta=budget.delta)
+        affordable = max(0, affordable - spare)
         if affordable == 0:
             raise InvalidArgument(
                 "noise.multiplier",
                 noise.multiplier,
-                f"a single step costs more than epsilon={budget.epsilon:g}",
+                f"a single step{f' beside {spare} spare ones' if spare else ''} costs more than epsilon={budget.epsilon:g}",
                 "Use more noise, a smaller sampling rate or a larger budget; or leave it out to fit the budget",
             )
         events = events[:affordable]
@@ -94,9 +107,16 @@ def make_plan(budget: Budget, sampling: Sampling, clip: Clip, noise: NoiseSchedu
         clip=clip,
         noise=noise,
         multipliers=tuple(event.noise_multiplier for event in events),
-        epsilon=accountant.epsilon(count_events(events), budget.delta),
+        epsilon=accountant.epsilon(count_events(reserved + events), budget.delta),
         accountant=accountant.name,
+        spare=spare,
     )
+
+
+def describe(strategy: Any) -> dict[str, Any]:
+    """A strategy as data: its kind and its public hyper-parameters."""
+    parameters = asdict(strategy) if is_dataclass(strategy) and not isinstance(strategy, type) else {}
+    return {"kind": type(strategy).__name__, **json.loads(json.dumps(parameters, default=str))}
 
 
 def _require_strategy(argument: str, value: object, kind: Any, example: str) -> None:

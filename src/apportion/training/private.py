@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from apportion import validate
 from apportion.budget import Budget
-from apportion.curator.curator import Draw, Execution
+from apportion.curator.curator import Curator, Draw, Execution
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Batch, as_records
@@ -35,6 +35,7 @@ from apportion.strategies.context import epoch_length
 from apportion.strategies.noise import Constant, NoiseSchedule
 from apportion.training.history import Entry
 from apportion.training.record_loss import Reduction, per_record_scale, require_separable
+from apportion.training.recovery import Recovery
 from apportion.training.run import Run
 from apportion.training.sampling import Sampling
 from apportion.training.session import Session, open_session, require_trainable
@@ -138,12 +139,11 @@ class PrivateOptimizer:
 class Private:
     """A private run whose loop is the person's own: `batches`, `model`, `optimizer`, and what every `Run` offers."""
 
-    def __init__(self, session: Session, reduction: Reduction, scheduler: LRScheduler | None, out: Path | None):
+    def __init__(self, session: Session, reduction: Reduction, out: Path | None):
         self._session, self._out = session, out
         self.run = Run(session)
         self.model = PrivateModel(session.engine, reduction)
         self.optimizer = PrivateOptimizer(self, session.optimizer)
-        self._scheduler = scheduler
         self._micro_batches = 0
         self._settings: list[dict[str, Any]] | None = None
 
@@ -194,7 +194,9 @@ class Private:
     def _batches(self, steps: int) -> Iterator[Batch]:
         self._settings = _settings_of(self._session.optimizer)
         for _ in range(steps):
-            draw = self._session.curator.open(self._session.next_request())
+            curator = self._session.curator
+            assert isinstance(curator, Curator)  # draws that are repeated bit for bit are offered to `train` alone
+            draw = curator.open(self._session.next_request())
             pieces = draw.micro_batches()
             piece = next(pieces, None)
             if piece is None:
@@ -237,8 +239,7 @@ class Private:
                 "batches(epochs=1)"
             )
         self._session.apply(draw.release())
-        if self._scheduler is not None:
-            self._scheduler.step()
+        self._session.write_checkpoint_if_due()
         if self._settings is not None:
             self._settings = _settings_of(self._session.optimizer)
 
@@ -266,6 +267,8 @@ def make_private(
     seed: int | None = None,
     out: str | Path | None = None,
     ledger: str | Path | None = None,
+    recovery: Recovery | None = None,
+    resume: bool = False,
 ) -> Private:
     """Make a training loop of one's own private. Arguments as in `train`, and:
 
@@ -298,5 +301,8 @@ def make_private(
         ledger=None if ledger is None else Path(ledger),
         mode=mode,
         own_loop=True,
+        scheduler=scheduler,
+        recovery=recovery,
+        resume=resume,
     )
-    return Private(session, loss_reduction, scheduler, None if out is None else Path(out))
+    return Private(session, loss_reduction, None if out is None else Path(out))

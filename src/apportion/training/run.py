@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_model
-from torch import nn
+from safetensors.torch import save
+from torch import Tensor, nn
 
+from apportion.training.checkpoint import explained, replace_file
 from apportion.training.history import Entry
+from apportion.training.plan import describe
 from apportion.training.session import LEDGER, Session
-from apportion.training.statement import as_markdown, describe, package_versions, statement
+from apportion.training.statement import as_markdown, statement
+from apportion.training.versions import package_versions
 
 
 class Run:
@@ -85,13 +86,11 @@ class Run:
 
     def save(self, folder: str | Path) -> Path:
         """Write the run folder. The ledger of a run that was started with `out=folder` is already there."""
-        root = Path(folder)
-        ledger = self._session.account.ledger
-        if ledger.path is None or ledger.path.resolve() != (root / LEDGER).resolve():
-            ledger.copy_to(root / LEDGER, self._session.account.run)  # refuses a folder that holds another run's ledger
-        public, secret = root / "public", root / "secret"
-        public.mkdir(parents=True, exist_ok=True)
-        _atomically(public / "weights.safetensors", lambda path: save_model(self.model, str(path)))
+        root, public = Path(folder), Path(folder) / "public"
+        self._save_ledger(root / LEDGER)
+        with explained(public):
+            public.mkdir(parents=True, exist_ok=True)
+        replace_file(public / "weights.safetensors", save(_without_aliases(self.model)))
         facts = self.statement() | {
             "weights_sha256": hashlib.sha256((public / "weights.safetensors").read_bytes()).hexdigest(),
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -99,14 +98,19 @@ class Run:
         _write_json(public / "configuration.json", self.configuration())
         _write_json(public / "history.json", [entry.as_json() for entry in self.history])
         _write_json(public / "privacy.json", facts)
-        (public / "privacy.md").write_text(as_markdown(facts), encoding="utf-8")
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self._session.optimizer.state_dict(),
-            "step": self.steps,
-        }
-        _atomically(secret / "checkpoint.pt", lambda path: torch.save(state, path), mode=0o600)
+        replace_file(public / "privacy.md", as_markdown(facts).encode())
+        if self._session.checkpoints is not None and self._session.checkpoints.folder.resolve() == root.resolve():
+            self._session.write_checkpoint()
         return root
+
+    def _save_ledger(self, path: Path) -> None:
+        """A copy of the charges, unless they were written there in the first place."""
+        ledger, checkpoints = self._session.account.ledger, self._session.checkpoints
+        if ledger.path is not None and ledger.path.resolve() == path.resolve():
+            return
+        if checkpoints is not None and (checkpoints.folder / LEDGER).resolve() == path.resolve():
+            path.unlink(missing_ok=True)  # an older copy of this same run, from before it was resumed
+        ledger.copy_to(path, self._session.account.run)  # refuses a folder that holds another run's ledger
 
 
 def _compact(values: Sequence[float]) -> list[float] | float:
@@ -114,12 +118,15 @@ def _compact(values: Sequence[float]) -> list[float] | float:
 
 
 def _write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    replace_file(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def _atomically(path: Path, write: Any, mode: int = 0o644) -> None:
-    """Write beside the file and move it into place, so that a crash leaves the old file or the new one."""
-    temporary = path.with_name(path.name + ".partial")
-    write(temporary)
-    temporary.chmod(mode)
-    os.replace(temporary, path)
+def _without_aliases(model: nn.Module) -> dict[str, Tensor]:
+    """The weights and buffers, each once: a tied parameter is stored under its first name, as safetensors demands."""
+    named: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, value in model.state_dict(keep_vars=True).items():
+        if id(value) not in seen:
+            seen.add(id(value))
+            named[name] = value.detach().clone().contiguous()
+    return named

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from apportion.accounting.account import Account
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.ledger import Ledger
 from apportion.budget import Budget
 from apportion.curator.compatibility import check
-from apportion.curator.curator import Curator, Execution, LossFunction
+from apportion.curator.curator import Charges, Curator, Draws, Execution, LossFunction
 from apportion.curator.gradients.reference import Mode, ReferenceGradients, trained_parameters
 from apportion.curator.mechanisms import Mechanism
 from apportion.curator.probe import per_record_mode, probe_loss, probe_model
@@ -24,9 +25,12 @@ from apportion.errors import InvalidArgument, WrongOrder
 from apportion.request import Released, Request
 from apportion.strategies.clip import Clip
 from apportion.strategies.noise import NoiseSchedule
+from apportion.training.checkpoint import CHECKPOINT, Checkpoints, restored
+from apportion.training.exact import ExactCurator
 from apportion.training.history import Entry, is_report_step
 from apportion.training.optimizers import require_plain_step, require_same_parameters
 from apportion.training.plan import Plan, make_plan
+from apportion.training.recovery import Recovery, configuration
 from apportion.training.sampling import Sampling
 
 LEDGER = Path("secret") / "ledger.sqlite"
@@ -41,13 +45,16 @@ class Session:
         engine: ReferenceGradients,
         optimizer: Optimizer,
         plan: Plan,
-        curator: Curator,
+        curator: Curator | ExactCurator,
         account: Account,
         randomness: Randomness,
         *,
         own_loop: bool,
+        scheduler: LRScheduler | None = None,
+        checkpoints: Checkpoints | None = None,
     ):
-        self.own_loop = own_loop
+        self.own_loop, self.checkpoints = own_loop, checkpoints
+        self._scheduler = scheduler
         self.initial_learning_rates = [float(group["lr"]) for group in optimizer.param_groups]
         self.engine, self.optimizer, self.plan = engine, optimizer, plan
         self.curator, self.account, self.randomness = curator, account, randomness
@@ -63,12 +70,12 @@ class Session:
 
     @property
     def step(self) -> int:
-        """How many steps were charged."""
-        return self.account.spent
+        """The step of the plan that was taken last."""
+        return self.account.position
 
     def next_request(self) -> Request:
         """What the strategies ask for at the next step. Also defined after the last one: the account refuses it then."""
-        return self.plan.request(self._context(min(self.step + 1, self.plan.steps)), self._clip_state)
+        return self.plan.request(self._context(min(self.account.next_step, self.plan.steps)), self._clip_state)
 
     def apply(self, released: Released) -> Entry:
         """Hand a released gradient to the optimiser, let the strategies learn from it, write it down."""
@@ -77,22 +84,59 @@ class Session:
         parameters = trained_parameters(self.model)
         for name, gradient in released.gradient.items():
             parameters[name].grad = gradient
+        learning_rate = tuple(float(group["lr"]) for group in self.optimizer.param_groups)
         self._applying = True
         try:
             self.optimizer.step()
         finally:
             self._applying = False
         self.optimizer.zero_grad(set_to_none=True)
+        if self._scheduler is not None:
+            self._scheduler.step()
         self._clip_state = self.plan.clip.observe(self._clip_state, released)
         entry = Entry(
             step=self.step,
             epoch=self._context(self.step).epoch,
             clip=tuple(release.threshold for release in released.request.releases),
             noise_multiplier=released.request.noise_multiplier,
-            learning_rate=tuple(float(group["lr"]) for group in self.optimizer.param_groups),
+            learning_rate=learning_rate,
         )
         self.entries.append(entry)
         return entry
+
+    def state(self) -> dict[str, Any]:
+        """All that moves, except the records and the random generators."""
+        return {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "clip": self._clip_state,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Put back what `state` returned."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
+        self._clip_state = state["clip"]
+        self.entries = [Entry(**entry) for entry in state["history"]]
+
+    def write_checkpoint(self) -> None:
+        """Make the state durable, with the history and what the ledger said by then."""
+        if self.checkpoints is not None:
+            books = {
+                "identifier": self.account.identifier,
+                "spent": self.account.spent,
+                "head": self.account.ledger.head(),
+            }
+            history = [asdict(entry) for entry in self.entries]
+            self.checkpoints.write({**self.state(), "history": history, "account": books})
+
+    def write_checkpoint_if_due(self) -> None:
+        if self.checkpoints is not None and self.step % self.checkpoints.every == 0:
+            self.write_checkpoint()
 
     def _only_released_gradients(self, *_: Any) -> None:
         """Runs before every step of the optimiser, also one that is called past this session."""
@@ -110,6 +154,11 @@ class Session:
     @property
     def report_is_due(self) -> bool:
         return is_report_step(self.step, self.plan.steps)
+
+    def close(self) -> None:
+        """What is left to do when a run has ended: a key that could repeat its draws is deleted."""
+        if isinstance(self.curator, ExactCurator) and not self.account.left:
+            self.curator.close()
 
     def _context(self, step: int) -> Any:
         return self.plan.context(step, self._sizes)
@@ -130,9 +179,12 @@ def open_session(
     ledger: Path | None,
     mode: Mode,
     own_loop: bool,
+    scheduler: LRScheduler | None = None,
+    recovery: Recovery | None = None,
+    resume: bool = False,
     mechanism: Mechanism | None = None,
 ) -> Session:
-    """Plan, account and curator of a run. The ledger is opened last, so that a refused run leaves no file behind."""
+    """Plan, account and curator of a run, new or resumed. A refused run leaves no file behind."""
     if not isinstance(budget, Budget):
         raise InvalidArgument(
             "budget",
@@ -142,13 +194,85 @@ def open_session(
         )
     require_plain_step(optimizer)
     require_same_parameters(model, optimizer)
+    recovery = recovery or Recovery()
+    _require_recoverable(recovery, out, randomness, own_loop=own_loop, resume=resume)
     accountant = PrivacyLossAccountant()
-    plan = make_plan(budget, sampling, clip, noise, accountant)
-    account = Account(budget, plan.tokens, accountant, _open_ledger(ledger, out, randomness))
+    spare = 0 if out is None else recovery.spare_tokens(sampling.steps)
+    plan = make_plan(budget, sampling, clip, noise, accountant, spare)
     engine = ReferenceGradients(model, mode)
+    checkpoints: Checkpoints | None = None
+    earlier: dict[str, Any] | None = None
+    if out is not None:
+        facts = configuration(
+            plan,
+            model,
+            optimizer,
+            scheduler,
+            mode=recovery.mode,
+            own_loop=own_loop,
+            private=randomness.private,
+        )
+        checkpoints = Checkpoints(out, recovery.interval(plan.steps), facts)
+        earlier = checkpoints.read() if resume else None
+    books = _open_ledger(ledger, out, randomness) if earlier is None else _continue_ledger(ledger, out, earlier)
+    try:
+        known = {"identifier": earlier["account"]["identifier"], "position": earlier["step"]} if earlier else {}
+        account = Account(budget, plan.tokens, accountant, books, spare=plan.spare, **known)
+
+        def curator(charges: Charges, source: Draws) -> Curator:
+            return Curator(records, engine, charges, source, execution, mechanism)
+
+        session = Session(
+            engine,
+            optimizer,
+            plan,
+            curator(account, randomness),
+            account,
+            randomness,
+            own_loop=own_loop,
+            scheduler=scheduler,
+            checkpoints=checkpoints,
+        )
+        if earlier is not None and out is not None:
+            restored(out / CHECKPOINT, lambda: session.restore(earlier))
+        else:
+            session.write_checkpoint()
+    except BaseException:
+        books.close()
+        if earlier is None and books.path is not None and ledger is None:
+            books.path.unlink()  # ours, and nothing was ever charged to it
+        raise
+    if recovery.mode == "exact" and out is not None and account.left:
+        session.curator = ExactCurator(
+            lambda source: curator(source, source),
+            account,
+            out,
+            lambda: {**session.state(), "execution": {"micro_batch": execution.micro_batch, "mode": mode}},
+            session.next_request,
+        )
     model.train()
-    curator = Curator(records, engine, account, randomness, execution, mechanism)
-    return Session(engine, optimizer, plan, curator, account, randomness, own_loop=own_loop)
+    return session
+
+
+def _require_recoverable(
+    recovery: Recovery, out: Path | None, randomness: Randomness, *, own_loop: bool, resume: bool
+) -> None:
+    if resume and out is None:
+        raise InvalidArgument("resume", True, "there is no folder to go on from", "Pass out=, the folder of the run")
+    if not randomness.private and (resume or recovery.mode == "exact"):
+        raise InvalidArgument(
+            "seed",
+            "a number",
+            "a run with a seed can be repeated from its beginning, and is not private",
+            "Start it again, or leave the seed out",
+        )
+    if recovery.mode == "exact" and (out is None or own_loop):
+        raise InvalidArgument(
+            "recovery.mode",
+            "exact",
+            "a draw can only be repeated bit for bit in a run of `train` with a folder",
+            'Pass out=, or use Recovery(mode="fresh")',
+        )
 
 
 def _open_ledger(shared: Path | None, out: Path | None, randomness: Randomness) -> Ledger:
@@ -166,6 +290,21 @@ def _open_ledger(shared: Path | None, out: Path | None, randomness: Randomness) 
     if own is not None and own.exists():  # a copy of this run's charges is to be saved there
         raise InvalidArgument("out", str(own), "there is the ledger of an earlier run already", "Choose a new folder")
     return Ledger.attach(shared)
+
+
+def _continue_ledger(shared: Path | None, out: Path | None, earlier: dict[str, Any]) -> Ledger:
+    """The ledger that the run was charged to. It must hold all that it held when the checkpoint was written."""
+    assert out is not None
+    ledger = Ledger.attach(shared or out / LEDGER)
+    if damage := ledger.verify(earlier["account"]["head"]):
+        ledger.close()
+        raise InvalidArgument(
+            "ledger",
+            str(ledger.path),
+            f"it is not the one that this run was charged to, or an older copy of it ({damage})",
+            "Use the ledger as it was when the run stopped",
+        )
+    return ledger
 
 
 def require_trainable(model: nn.Module, loss_fn: LossFunction | None, records: Records) -> Mode:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import platform
-from dataclasses import asdict
-from importlib.metadata import version
 from typing import Any
 
 from apportion.accounting.ledger import Ledger
+from apportion.training.plan import describe
 from apportion.training.session import Session
+from apportion.training.versions import package_versions
 
 COVERED = (
     "the model's weights, at the end and after every step",
@@ -36,12 +35,6 @@ OWN_LOOP = (
     "the batches were passed on as they came, without centring, mixing or otherwise combining records",
     "nothing that the loop saw of single records or batches was published, or used to decide what to do next",
 )
-
-
-def package_versions() -> dict[str, str]:
-    """The versions that a result depends on."""
-    packages = ("apportion", "torch", "numpy", "dp-accounting")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
 def statement(session: Session) -> dict[str, Any]:
@@ -100,11 +93,6 @@ def data_set(ledger: Ledger, run: int | None) -> dict[str, Any] | None:
         "left": ledger.rule.describe(ledger.left()),
         "ledger_head": ledger.head(),
     }
-
-
-def describe(strategy: Any) -> dict[str, Any]:
-    """A strategy as data: its kind and its public hyper-parameters."""
-    return {"kind": type(strategy).__name__, **asdict(strategy)}
 
 
 def in_words(facts: dict[str, Any]) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from apportion.budget import Budget, Public
 from apportion.curator.compatibility import copy_of
@@ -19,6 +22,7 @@ from apportion.training.evaluation import accuracy, require_public
 from apportion.training.loop import take_steps
 from apportion.training.optimizers import OptimizerFactory, build_optimizer
 from apportion.training.progress import progress_bar
+from apportion.training.recovery import Recovery
 from apportion.training.run import Run
 from apportion.training.sampling import Sampling
 from apportion.training.session import open_session, require_trainable
@@ -44,6 +48,9 @@ def train(
     seed: int | None = None,
     out: str | Path | None = None,
     ledger: str | Path | None = None,
+    scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+    recovery: Recovery | None = None,
+    resume: bool = False,
     progress: bool | None = None,
     label: str = "training",
 ) -> Run:
@@ -73,6 +80,10 @@ def train(
             that was interrupted).
         ledger: the ledger of the data set, made by `apportion ledger limit`. The run is admitted with its whole plan, or refused if
             the data set's limit does not cover it together with all earlier runs. Every process that names it shares the limit.
+        scheduler: makes a learning-rate scheduler for the optimiser, stepped once a step, e.g.
+            `lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.999)`.
+        recovery: how often a run with a folder writes a checkpoint, how many lost steps it can take again, and how.
+        resume: go on with the run in `out`, which crashed or was stopped. All other arguments as when it was started.
         progress: a progress bar; by default only in a terminal.
         label: the name shown beside the bar.
 
@@ -95,9 +106,10 @@ def train(
     mode = require_trainable(model, loss_fn, records)
     if isinstance(loss_fn, nn.Module):
         loss_fn = copy_of(loss_fn)  # a loss that remembers what it saw must not hand it out
+    built = build_optimizer(model, optimizer, lr)
     session = open_session(
         model,
-        build_optimizer(model, optimizer, lr),
+        built,
         records,
         budget=budget,
         sampling=sampling,
@@ -109,6 +121,9 @@ def train(
         ledger=None if ledger is None else Path(ledger),
         mode=mode,
         own_loop=False,
+        scheduler=None if scheduler is None else scheduler(built),
+        recovery=recovery,
+        resume=resume,
     )
     run = Run(session)
     try:
@@ -118,6 +133,7 @@ def train(
         model.train(was_training)
         if out is not None and session.entries:
             run.save(out)
+            session.close()
     return run
 
 

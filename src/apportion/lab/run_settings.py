@@ -1,0 +1,53 @@
+"""What `apportion train` was asked to do, kept in the run folder so that `--resume` needs nothing else. All of it is public."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from apportion.errors import InvalidArgument
+from apportion.lab.settings import Experiment
+from apportion.training.checkpoint import replace_file
+from apportion.training.recovery import Recovery
+
+_FILE = "settings.json"
+
+
+class RunSettings(BaseModel):
+    """One run of `apportion train`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    experiment: Experiment
+    ledger: Path | None = None
+    mode: str = "fresh"
+    spare: int | None = None
+    every: int | None = None
+
+    @property
+    def recovery(self) -> Recovery:
+        mode: Any = self.mode
+        return Recovery(mode=mode, spare=self.spare, every=self.every)
+
+    def save(self, folder: Path) -> None:
+        replace_file(folder / _FILE, (self.model_dump_json(indent=1) + "\n").encode())
+
+
+def load_settings(folder: Path) -> RunSettings:
+    """The settings of the run in `folder`."""
+    path = folder / _FILE
+    try:
+        return RunSettings(**json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InvalidArgument(
+            "resume",
+            str(folder),
+            f"{_FILE} cannot be read there: {error.strerror}",
+            "Name the folder of a run of `apportion train` (its own --out)",
+        ) from error
+    except (ValueError, TypeError, ValidationError) as error:
+        line = str(error).splitlines()[0]
+        raise InvalidArgument("resume", str(path), f"it is damaged: {line}", "Restore it from a backup") from error
