@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from apportion.curator.repair import fix
     from apportion.strategies import clip, noise, recipes
     from apportion.training.private import make_private
+    from apportion.training.recovery import Recovery
     from apportion.training.run import Run
     from apportion.training.train import train
 
@@ -42,6 +43,7 @@ __all__ = [
     "InvalidArgument",
     "Public",
     "Record",
+    "Recovery",
     "Run",
     "UnsupportedModel",
     "WrongOrder",
@@ -56,6 +58,7 @@ __all__ = [
 
 _LAZY = {
     "Execution": ("apportion.curator.curator", "Execution"),
+    "Recovery": ("apportion.training.recovery", "Recovery"),
     "Run": ("apportion.training.run", "Run"),
     "check": ("apportion.curator.compatibility", "check"),
     "clip": ("apportion.strategies.clip", None),

@@ -272,3 +272,34 @@ def test_version(apportion):
     from apportion import __version__
 
     assert apportion("--version")[1].strip() == __version__
+
+
+def test_a_run_that_was_killed_goes_on(tmp_path, apportion):
+    """The process of a run dies by SIGKILL; --resume needs nothing but the folder."""
+    folder = tmp_path / "run"
+    program = (
+        "import os, sys\n"
+        "from apportion.curator import mechanisms\n"
+        "from apportion.cli.main import main\n"
+        "right, calls = mechanisms.gaussian, []\n"
+        "def deadly(*arguments):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) > 4: os.kill(os.getpid(), 9)\n"
+        "    return right(*arguments)\n"
+        "mechanisms.gaussian = deadly\n"
+        "main(sys.argv[1:])\n"
+    )
+    arguments = ["train", *QUICK, *BUDGET, "--spare", "1", "--checkpoint-every", "1", "--out", str(folder)]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, check=False, cwd=tmp_path)
+    assert done.returncode == -9, done.stderr
+    assert not (folder / "public").exists()
+    code, _, err = apportion("train", "--resume", str(folder), "--epsilon", "9")
+    assert code == 2
+    assert "error: epsilon=9.0: a resumed run keeps the settings it was started with" in err
+    code, out, _ = apportion("train", "--resume", str(folder), "--json")
+    assert code == 0
+    assert json.loads(out.splitlines()[-1])["steps"] == 3
+    assert (folder / "public" / "weights.safetensors").exists()
+    code, _, err = apportion("train", "--resume", str(tmp_path / "nothing"))
+    assert code == 2
+    assert "settings.json cannot be read there" in err

@@ -294,5 +294,5 @@ def test_an_interrupted_run_is_kept(model, records, budget, tmp_path):
     charged = len(list(Ledger.open(tmp_path / "run" / "secret" / "ledger.sqlite").events()))
     statement = json.loads((tmp_path / "run" / "public" / "privacy.json").read_text())
     assert 0 < charged < 500
-    assert statement["steps_taken"] == charged
+    assert statement["draws_charged"] == charged
     assert statement["epsilon"] > statement["epsilon_spent"], "the guarantee is that of the whole plan"

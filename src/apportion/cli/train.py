@@ -145,6 +145,7 @@ def train(
 
 def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: bool, resume: bool) -> None:
     """Train, new or resumed, and show what came of it."""
+    from apportion.errors import ApportionError
     from apportion.lab.compare import results, run_recipe
     from apportion.lab.resolve import resolve
 
@@ -166,6 +167,10 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
             recovery=recovery,
             resume=resume,
         )
+    except ApportionError:
+        if not resume:
+            request.forget(folder)
+        raise
     except KeyboardInterrupt:
         print_error_stream(f"interrupted: go on with `apportion train --resume {folder}`")
         raise

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from apportion.errors import InvalidArgument
 from apportion.lab.settings import Experiment
-from apportion.training.checkpoint import replace_file
+from apportion.training.checkpoint import CHECKPOINT, replace_file
 from apportion.training.recovery import Recovery
 
 _FILE = "settings.json"
@@ -33,7 +33,21 @@ class RunSettings(BaseModel):
         return Recovery(mode=mode, spare=self.spare, every=self.every)
 
     def save(self, folder: Path) -> None:
+        """Write them into a folder that holds no run yet."""
+        if (folder / _FILE).exists():
+            raise InvalidArgument(
+                "out",
+                str(folder),
+                "there is an earlier run already",
+                f"Choose a new folder, or go on with it: apportion train --resume {folder}",
+            )
         replace_file(folder / _FILE, (self.model_dump_json(indent=1) + "\n").encode())
+
+    @staticmethod
+    def forget(folder: Path) -> None:
+        """Remove them again, unless the run has begun."""
+        if not (folder / CHECKPOINT).exists():
+            (folder / _FILE).unlink(missing_ok=True)
 
 
 def load_settings(folder: Path) -> RunSettings:

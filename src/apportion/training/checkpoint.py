@@ -79,7 +79,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise InvalidArgument("resume", str(path), f"it cannot be read: {error.strerror}", "Check the path") from error
     except ValueError as error:
         raise _damaged(path, "it is no checkpoint") from error
-    if header.startswith(_HEADER) and header != _HEADER + b"%d" % FORMAT:
+    if not header.startswith(_HEADER):
+        raise _damaged(path, "it is no checkpoint")
+    if header != _HEADER + b"%d" % FORMAT:
         version = header.removeprefix(_HEADER).decode(errors="replace")
         raise InvalidArgument(
             "resume",

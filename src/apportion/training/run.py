@@ -76,6 +76,7 @@ class Run:
             "sample_rate": plan.sampling.sample_rate,
             "expected_batch_size": plan.sampling.expected_batch_size,
             "steps": plan.steps,
+            "spare": plan.spare,
             "clip": describe(plan.clip),
             "noise": describe(plan.noise),
             "noise_multipliers": _compact(plan.multipliers),
