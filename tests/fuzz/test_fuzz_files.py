@@ -185,7 +185,6 @@ def rewritten(original, changes):
     return path.read_bytes()
 
 
-@pytest.mark.xfail(reason="Ledger does not yet check the types of what its rows hold", strict=True)
 def test_ledgers_with_other_rows(workshop, tally):
     original = workshop.original / "shared.sqlite"
     with contextlib.closing(sqlite3.connect(original)) as connection:
