@@ -1,6 +1,7 @@
 """Going on after a crash: what is restored, what is refused, and what it costs. (Crashes themselves: test_crash.py.)"""
 
 import errno
+import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -311,6 +312,18 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, dies, change, complaint):
     file = tmp_path / "run" / "secret" / "checkpoint"
     file.write_bytes(change(file.read_bytes()))
     with pytest.raises(ap.InvalidArgument, match=complaint):
+        train(tmp_path / "run", "fresh", True, STEPS, 5, Sudden())
+
+
+@pytest.mark.parametrize("step", [-3, 0, 1, 10**6])
+def test_a_checkpoint_that_contradicts_its_own_history_is_refused(tmp_path, dies, step):
+    interrupted(tmp_path / "run", dies)
+    file = tmp_path / "run" / "secret" / "checkpoint"
+    content = pack({**read_checkpoint(file), "step": step})
+    file.write_bytes(
+        b"apportion checkpoint 1\n%s\n" % hashlib.blake2b(content, digest_size=32).hexdigest().encode() + content
+    )
+    with pytest.raises(ap.InvalidArgument, match="its history ends elsewhere"):
         train(tmp_path / "run", "fresh", True, STEPS, 5, Sudden())
 
 

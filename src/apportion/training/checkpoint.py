@@ -97,6 +97,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise _damaged(path, str(error)) from error
     _require(path, state, {"configuration": dict, "step": int, "history": dict, "account": dict})
     _require(path, state["account"], {"identifier": str, "spent": int, "head": str})
+    _require(path, state["history"], {"step": list})
+    if [state["step"]] != (state["history"]["step"][-1:] or [0]):
+        raise _damaged(path, f"it says step {state['step']}, and its history ends elsewhere")
     checked: dict[str, Any] = state
     return checked
 
