@@ -323,7 +323,7 @@ def test_a_checkpoint_that_contradicts_its_own_history_is_refused(tmp_path, dies
     file.write_bytes(
         b"apportion checkpoint 1\n%s\n" % hashlib.blake2b(content, digest_size=32).hexdigest().encode() + content
     )
-    with pytest.raises(ap.InvalidArgument, match="its history ends elsewhere"):
+    with pytest.raises(ap.InvalidArgument, match="its history and its charges"):
         train(tmp_path / "run", "fresh", True, STEPS, 5, Sudden())
 
 

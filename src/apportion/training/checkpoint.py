@@ -98,8 +98,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     _require(path, state, {"configuration": dict, "step": int, "history": dict, "account": dict})
     _require(path, state["account"], {"identifier": str, "spent": int, "head": str})
     _require(path, state["history"], {"step": list})
-    if [state["step"]] != (state["history"]["step"][-1:] or [0]):
-        raise _damaged(path, f"it says step {state['step']}, and its history ends elsewhere")
+    last = state["history"]["step"][-1] if state["history"]["step"] else 0
+    if type(last) is not int or not last <= state["step"] <= max(
+        last, state["account"]["spent"]
+    ):  # it may have died in a step
+        raise _damaged(path, f"it says step {state['step']}, and its history and its charges say something else")
     checked: dict[str, Any] = state
     return checked
 
