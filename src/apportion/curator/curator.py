@@ -15,20 +15,21 @@ nothing works at all is found by the probe, on synthetic records, before anythin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from apportion import validate
 from apportion.curator import mechanisms
-from apportion.curator.clipping import Rows, clipped_sums, group_names
-from apportion.curator.gradients.reference import ReferenceGradients, trained_parameters
+from apportion.curator.clipping import Gradients, Rows, clipped_sums, group_names
+from apportion.curator.gradients.engine import Engine
+from apportion.curator.gradients.losses import LossFunction
+from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.mechanisms import Mechanism
 from apportion.curator.randomness import DrawStreams
 from apportion.curator.records import Batch, Records
@@ -36,8 +37,6 @@ from apportion.curator.sampling import poisson_draw
 from apportion.curator.tree import batch_size, map_tensors
 from apportion.errors import ApportionError, InvalidArgument, WrongOrder
 from apportion.request import Event, Released, Request
-
-LossFunction = Callable[[Any, Any], Tensor]
 
 
 class Charges(Protocol):
@@ -75,7 +74,7 @@ class Draw:
         self,
         request: Request,
         batches: Iterator[Batch],
-        engine: ReferenceGradients,
+        engine: Engine,
         streams: DrawStreams,
         mechanism: Mechanism,
     ):
@@ -99,10 +98,10 @@ class Draw:
             torch.default_generator.manual_seed(int(self._streams.model.words(1)[0] >> 1))
             yield
 
-    def add(self, rows: Rows) -> None:
+    def add(self, gradients: Gradients | Rows) -> None:
         """Clip the gradients of a micro-batch and add them to the sum."""
         with torch.no_grad():
-            for name, part in clipped_sums(rows, self.request.releases).items():
+            for name, part in clipped_sums(gradients, self.request.releases).items():
                 self._sums[name] += part
 
     def release(self) -> Released:
@@ -135,7 +134,7 @@ class Curator:
     def __init__(
         self,
         records: Records,
-        engine: ReferenceGradients,
+        engine: Engine,
         charges: Charges,
         randomness: Draws,
         execution: Execution | None = None,
@@ -163,29 +162,29 @@ class Curator:
         for batch in draw.micro_batches():
             with draw.secret_dropout():
                 try:
-                    rows = [self._rows(batch, loss_fn)]
+                    gradients = [self._gradients(batch, loss_fn)]
                 except (ApportionError, MemoryError):
                     raise
                 except Exception:
-                    rows = self._rows_one_by_one(batch, loss_fn)
-            for part in rows:
+                    gradients = self._one_by_one(batch, loss_fn)
+            for part in gradients:
                 draw.add(part)
         return draw.release()
 
-    def _rows(self, batch: Batch, loss_fn: LossFunction) -> Rows:
+    def _gradients(self, batch: Batch, loss_fn: LossFunction) -> Gradients | Rows:
         inputs, targets = batch
         loss = self._engine.record_losses(loss_fn, self._engine.forward(inputs), targets).sum()
         self._engine.require_own_parameters(loss)
         loss.backward()
-        return self._engine.rows()
+        return self._engine.gradients()
 
-    def _rows_one_by_one(self, batch: Batch, loss_fn: LossFunction) -> list[Rows]:
+    def _one_by_one(self, batch: Batch, loss_fn: LossFunction) -> list[Gradients | Rows]:
         """The records of a batch that failed as a whole; those that fail alone contribute nothing."""
-        rows = []
+        alone = []
         for i in range(batch_size(batch)):
             with suppress(Exception):
-                rows.append(self._rows(map_tensors(lambda tensor, i=i: tensor[i : i + 1], batch), loss_fn))
-        return rows
+                alone.append(self._gradients(map_tensors(lambda tensor, i=i: tensor[i : i + 1], batch), loss_fn))
+        return alone
 
     def _readable(self, members: NDArray[np.int64]) -> list[Batch]:
         """The batch of these records; if it cannot be put together, each record that can be read, alone."""

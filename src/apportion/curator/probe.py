@@ -8,9 +8,9 @@ changed, and neither is the global random state of PyTorch.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,8 +18,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
+from apportion.curator.clipping import Gradients, Rows, WrittenRows
 from apportion.curator.compatibility import copy_of
-from apportion.curator.gradients.reference import ReferenceGradients
+from apportion.curator.gradients.engine import Mode, build_engine
 from apportion.curator.tree import call_model
 from apportion.errors import ApportionError, InvalidArgument, UnsupportedModel
 
@@ -106,20 +107,17 @@ def probe_loss(model: nn.Module, loss_fn: LossFunction, example_inputs: Structur
         )
 
 
-def per_record_mode(
-    model: nn.Module, loss_fn: LossFunction | None, inputs: Structure, target: Structure
-) -> Literal["vmap", "loop"]:
-    """Return "vmap" if the reference engine can take the gradients of several records at once, else "loop".
+def per_record_mode(model: nn.Module, loss_fn: LossFunction | None, inputs: Structure, target: Structure) -> Mode:
+    """The first engine, from the fastest to the slowest, that gives the gradients of single passes on synthetic records.
 
-    Both are exact: "vmap" is answered only if it gives the gradients of single passes. Operators without a batching rule,
-    as in nn.LSTM, nn.GRU and nn.RNN, and a forward pass that branches on its data leave "loop". In a training loop of a
-    person's own the loss is not known beforehand: with `loss_fn=None` the size of the outputs stands for it.
+    Operators without a batching rule, and a forward pass that branches on its data, leave "loop". In a training loop of a person's own
+    the loss is not known beforehand: with `loss_fn=None` the size of the outputs stands for it.
     """
     subject = _prepared(model)
     loss = copy_of(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
 
-    def gradients(mode: Literal["vmap", "loop"], pair: tuple[Structure, Structure], seed: int) -> torch.Tensor:
-        engine = ReferenceGradients(subject, mode)
+    def gradients(mode: Mode, pair: tuple[Structure, Structure], seed: int) -> torch.Tensor:
+        engine = build_engine(subject, mode)
         records, targets = tree_map(torch.clone, pair)
         with _seeded(seed, _device(subject)):
             outputs = engine.forward(records)
@@ -129,8 +127,8 @@ def per_record_mode(
                 losses = engine.record_losses(loss, outputs, targets)
             engine.require_own_parameters(losses.sum())
             losses.sum().backward()
-        # In one vector, so that rounding is measured against the whole gradient: that of one weight may be nothing else.
-        return torch.cat([rows.flatten() for rows in engine.rows().values()])
+        with torch.no_grad():
+            return _summary(engine.gradients())
 
     pair, expected = _first_that_runs(
         lambda pair: gradients("loop", pair, seed=0),
@@ -142,11 +140,26 @@ def per_record_mode(
     with warnings.catch_warnings():
         # Where torch can work around a missing batching rule it says so, which is not a reason to go without the others.
         warnings.simplefilter("ignore")
-        try:
-            actual = gradients("vmap", pair, seed=0)
-        except RuntimeError:
-            return "loop"
-    return "vmap" if not repeatable or _close(actual, expected, looseness=10) else "loop"
+        modes: tuple[Mode, ...] = ("one-pass", "one-pass, copying inputs", "vmap")
+        for mode in modes:
+            with suppress(RuntimeError, UnsupportedModel):
+                if _close(gradients(mode, pair, seed=0), expected, looseness=10) or (mode == "vmap" and not repeatable):
+                    return mode
+    return "loop"
+
+
+def _summary(gradients: Gradients | Rows) -> torch.Tensor:
+    """What clipping uses of the records' gradients: squared norms, and two sums that tell records apart.
+
+    In one vector, so that rounding is measured against the whole: the gradient of one weight may be nothing but rounding.
+    """
+    held: Gradients = WrittenRows(gradients) if isinstance(gradients, Mapping) else gradients
+    norms = held.squared_norms()
+    sums = [
+        held.weighted_sums({name: torch.tensor(weights, dtype=torch.float64) for name in norms})
+        for weights in ([1.0, 0.5, 0.25], [0.25, 1.0, -0.5])
+    ]
+    return torch.cat([value.double().flatten() for part in (norms, *sums) for value in part.values()])
 
 
 def _prepared(model: nn.Module) -> nn.Module:

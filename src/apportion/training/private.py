@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from apportion import validate
 from apportion.budget import Budget
 from apportion.curator.curator import Curator, Draw, Execution
-from apportion.curator.gradients.reference import ReferenceGradients
+from apportion.curator.gradients.engine import Engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Batch, as_records
 from apportion.curator.tree import batch_size as size_of
@@ -64,7 +64,7 @@ class PrivateModel(nn.Module):
     In `eval()` mode or under `torch.no_grad()` it is the plain model, for evaluation on public data.
     """
 
-    def __init__(self, engine: ReferenceGradients, reduction: Reduction):
+    def __init__(self, engine: Engine, reduction: Reduction):
         super().__init__()
         self.module = engine.model
         self._engine, self._reduction = engine, reduction
@@ -227,7 +227,7 @@ class Private:
             "call loss.backward() once, on a loss computed from private.model's output in train() mode, before each "
             "private.optimizer.step()",
         )
-        current.draw.add(self._session.engine.rows())
+        current.draw.add(self._session.engine.gradients())
         if current.last:
             self._update(current.draw)
 

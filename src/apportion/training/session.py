@@ -16,7 +16,8 @@ from apportion.accounting.ledger import Ledger
 from apportion.budget import Budget
 from apportion.curator.compatibility import check
 from apportion.curator.curator import Charges, Curator, Draws, Execution, LossFunction
-from apportion.curator.gradients.reference import Mode, ReferenceGradients, trained_parameters
+from apportion.curator.gradients.engine import Engine, Mode, build_engine
+from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.mechanisms import Mechanism
 from apportion.curator.probe import per_record_mode, probe_loss, probe_model
 from apportion.curator.randomness import Randomness
@@ -42,7 +43,7 @@ class Session:
 
     def __init__(
         self,
-        engine: ReferenceGradients,
+        engine: Engine,
         optimizer: Optimizer,
         plan: Plan,
         curator: Curator | ExactCurator,
@@ -199,7 +200,7 @@ def open_session(
     accountant = PrivacyLossAccountant()
     spare = 0 if out is None else recovery.spare_tokens(sampling.steps)
     plan = make_plan(budget, sampling, clip, noise, accountant, spare)
-    engine = ReferenceGradients(model, mode)
+    engine = build_engine(model, mode)
     checkpoints: Checkpoints | None = None
     earlier: dict[str, Any] | None = None
     if out is not None:

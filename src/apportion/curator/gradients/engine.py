@@ -1,0 +1,37 @@
+"""What the curator asks of an engine, and the engines there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+from torch import Tensor, nn
+
+from apportion.curator.clipping import Gradients, Rows
+from apportion.curator.gradients.one_pass import OnePass
+from apportion.curator.gradients.reference import ReferenceGradients
+
+Mode = Literal["one-pass", "one-pass, copying inputs", "vmap", "loop"]
+"""one-pass: all records together (`one_pass.py`), if need be with copies of layer inputs that later layers overwrite.
+vmap, loop: the reference, every record with weights of its own (`reference.py`): slower, for any module."""
+
+
+class Engine(Protocol):
+    """`forward` a micro-batch, run a backward pass of the sum of its losses, then fetch the `gradients` of its records, once."""
+
+    model: nn.Module
+
+    def forward(self, inputs: Any) -> Any: ...
+
+    def record_losses(self, loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor: ...
+
+    def require_own_parameters(self, loss: Tensor) -> None: ...
+
+    def gradients(self) -> Gradients | Rows: ...
+
+
+def build_engine(model: nn.Module, mode: Mode) -> Engine:
+    """The engine of this name for a model."""
+    if mode == "vmap" or mode == "loop":
+        return ReferenceGradients(model, mode)
+    return OnePass(model, copy_inputs=mode == "one-pass, copying inputs")

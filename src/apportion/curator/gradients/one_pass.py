@@ -1,0 +1,212 @@
+"""The engine: per-record norms and clipped sums from one forward and one backward pass.
+
+The forward pass runs the whole micro-batch through a **scratch copy** of the model, whose weights are copies that autograd does not
+track. Every layer with trained parameters notes its input; the backward pass brings the gradient of its output, and skips what an
+ordinary one would spend on weight gradients. From the two, layer by layer, follow the squared norms of the records' gradients, and
+after clipping weights were chosen, the weighted sums (`use.py`). No per-record gradient outlives its layer, and nothing is
+differentiated twice.
+
+Modules without a rule of their own run record by record under `torch.func.vmap` (`fallback.py`), while all others keep the fast path.
+Whether a model's records stay apart, and whether these gradients are those of single records, is established beforehand on synthetic
+records (`probe.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from apportion.curator.gradients.layers import instrument
+from apportion.curator.gradients.losses import LossFunction, record_losses, require_leaves
+from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.use import Use, chunks
+from apportion.curator.tree import batch_size, call_arguments
+from apportion.errors import UnsupportedModel, WrongOrder
+
+
+class InputOverwritten(UnsupportedModel):
+    """A later layer wrote over the input that a layer had noted."""
+
+    def __init__(self, layer: str):
+        super().__init__(
+            f"the input of {layer} is overwritten in place after it was used, so its gradient cannot be computed. "
+            "Use inplace=False, and x = x + y instead of x += y; ap.fix(model) does the former in a copy"
+        )
+        self.layer = layer
+
+
+class RecordGradients:
+    """The gradients of b records, by parameter, without writing them out.
+
+    Args:
+        uses: every use of a layer in the forward pass; together they mention each trained parameter at least once.
+        shapes: of the trained parameters, by name. One that no record used has a gradient of zero.
+    """
+
+    def __init__(self, uses: list[Use], shapes: Mapping[str, Tensor], records: int):
+        self._shapes, self._records = shapes, records
+        counted = [name for use in uses for name in use.names.values()]
+        self._shared = {name for name in counted if counted.count(name) > 1}
+        self._uses = uses
+        self._unused = set(shapes) - set(counted)
+
+    def squared_norms(self) -> dict[str, Tensor]:
+        """‖g_i‖² for each parameter, (b,), in float64."""
+        norms: dict[str, Tensor] = {}
+        for use in self._uses:
+            if set(use.names.values()) - self._shared:
+                norms.update(use.squared_norms())
+        for name in self._shared:  # norms of sums do not add up: the rows are added first
+            parts = [squared_rows(self._rows(name, part)) for part in self._chunks(name)]
+            norms[name] = torch.cat(parts)
+        for name in self._unused:
+            norms[name] = torch.zeros(self._records)
+        return {name: norms[name].double() for name in self._shapes}
+
+    def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Σ_i w_i·g_i for each parameter."""
+        sums: dict[str, Tensor] = {}
+        for use in self._uses:
+            for name, part in use.weighted_sums(weights).items():
+                sums[name] = sums[name] + part if name in sums else part
+        for name in self._unused:
+            sums[name] = torch.zeros_like(self._shapes[name])
+        return {name: sums[name].reshape(self._shapes[name].shape) for name in self._shapes}
+
+    def silence(self, records: Tensor) -> None:
+        """Records that contribute nothing, a mask (b,): what is not finite must not meet a weight of zero."""
+        for use in self._uses:
+            use.silence(records)
+
+    def _rows(self, name: str, records: slice) -> Tensor:
+        return torch.stack(
+            [use.rows(records)[name].flatten(1) for use in self._uses if name in use.names.values()]
+        ).sum(0)
+
+    def _chunks(self, name: str) -> list[slice]:
+        return chunks(self._records, self._shapes[name].numel())
+
+
+def squared_rows(rows: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms.square()
+
+
+class _Anchored(torch.autograd.Function):
+    """The same tensor, which now requires a gradient, as a new one that later layers may overwrite."""
+
+    @staticmethod
+    def forward(context: Any, output: Tensor, anchor: Tensor) -> Tensor:
+        context.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[None, None]:  # type: ignore[override]
+        return None, None
+
+
+class OnePass:
+    """`forward` a micro-batch, run a backward pass of its summed loss, then fetch the `gradients`.
+
+    Args:
+        model: the model that is trained; never run itself.
+        copy_inputs: keep copies of the layers' inputs, for models that overwrite them in place.
+    """
+
+    def __init__(self, model: nn.Module, *, copy_inputs: bool = False):
+        self.model = model
+        self._scratch = copy.deepcopy(model)
+        self._uses: list[Use] = []
+        self._noted: list[tuple[str, Tensor, int]] = []
+        self._records: int | None = None
+        self.anchor = torch.zeros((), requires_grad=True)
+        """What autograd differentiates to: the first layer's output must require a gradient although nothing before it does."""
+        self._copy_inputs = copy_inputs
+        self._leaves: list[Tensor] = []
+        self._collected: list[Use] = []
+        self.rules = instrument(self._scratch, self)
+
+    def listen(self, module: nn.Module, path: str, names: Mapping[str, str], make: Callable[..., Use]) -> None:
+        """At every call of `module` note its input, and have the gradient of its output delivered."""
+
+        def noted(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> Tensor:
+            given = inputs[0] if inputs else named["input"]
+            return self.watch(make(module, names, self.note(path, given)), output)
+
+        module.register_forward_hook(noted, with_kwargs=True)
+
+    def note(self, path: str, value: Tensor) -> Tensor:
+        """Keep an input for the backward pass, and see that nobody writes over it."""
+        kept = value.detach()
+        if self._copy_inputs:
+            return kept.clone()
+        self._noted.append((path, kept, kept._version))
+        return kept
+
+    def watch(self, use: Use, output: Tensor) -> Tensor:
+        """The layer's output, as later layers see it; its gradient is delivered to `use`."""
+
+        def deliver(gradient: Tensor) -> None:
+            if gradient.shape[0] != self._records:
+                raise UnsupportedModel(
+                    f"a layer got {gradient.shape[0]} rows for {self._records} records: its first dimension is not the batch"
+                )
+            with torch.no_grad():
+                use.receive(gradient.detach())
+            self._uses.append(use)
+
+        if not output.requires_grad:
+            # A view cannot be marked as overwritten: autograd would lose track of what is written over it later.
+            output = _Anchored.apply(output.clone() if output._is_view() else output, self.anchor)
+        output.register_hook(deliver)
+        return output
+
+    def collect(self, use: Use, leaves: Iterable[Tensor]) -> None:
+        """A use whose gradients autograd leaves in tensors of its own."""
+        self._leaves += leaves
+        self._collected.append(use)
+
+    def forward(self, inputs: Any) -> Any:
+        """The model's outputs for a batch."""
+        self._follow()
+        self._uses, self._noted, self._leaves, self._collected = [], [], [], []
+        self._records = batch_size(inputs)
+        positional, named = call_arguments(inputs)
+        return self._scratch(*positional, **named)
+
+    def record_losses(self, loss_fn: LossFunction, outputs: Any, targets: Any) -> Tensor:
+        """The loss of every record alone, (b,)."""
+        return record_losses(loss_fn, outputs, targets, together=True)
+
+    def require_own_parameters(self, loss: Tensor) -> None:
+        """Refuse a loss that would leave a raw gradient in something that is not the engine's own."""
+        require_leaves(loss, [self.anchor, *self._leaves])
+
+    def gradients(self) -> RecordGradients:
+        """What the backward pass delivered. Can be fetched once."""
+        if self._records is None:
+            raise WrongOrder("no forward pass is open: call the private model on the batch before the step")
+        for path, value, version in self._noted:
+            if value._version != version:
+                raise InputOverwritten(path)
+        for use in self._collected:
+            use.receive(self.anchor)
+        records, self._records = self._records, None
+        uses, self._uses, self._noted, self._collected, self._leaves = self._uses + self._collected, [], [], [], []
+        return RecordGradients(uses, trained_parameters(self.model), records)
+
+    def _follow(self) -> None:
+        """Weights, buffers and training flags as the model has them now."""
+        with torch.no_grad():
+            for (_, own), (_, theirs) in zip(
+                self._scratch.named_parameters(), self.model.named_parameters(), strict=True
+            ):
+                own.copy_(theirs)
+            for (_, held), (_, real) in zip(self._scratch.named_buffers(), self.model.named_buffers(), strict=True):
+                held.copy_(real)
+        for own_module, module in zip(self._scratch.modules(), self.model.modules(), strict=True):
+            own_module.training = module.training

@@ -1,0 +1,75 @@
+"""One use of a layer in a forward pass, and what per-record clipping needs of it.
+
+A layer is used on a batch of b records. The backward pass of the *sum* of the records' losses delivers the gradient of the layer's
+output; row i of it belongs to record i alone. Together with the layer's input this determines record i's gradient g_i of the layer's
+parameters, which is rarely written out. Needed are only
+
+    ‖g_i‖²   for every record i,      and then      Σ_i w_i·g_i      for clipping weights w_i that follow from the norms.
+
+Each layer family is one file with one kind of `Use`, which answers both with as little arithmetic as it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+CHUNK_NUMBERS = 1 << 19
+"""Numbers in one temporary: 2 MiB of float32 stay in the cache of one core."""
+
+
+class Use(Protocol):
+    """What every layer family offers. Names are full names of parameters that learn; b is the number of records."""
+
+    names: Mapping[str, str]
+    """The layer's own name of each parameter that learns ("weight", "bias", ...) → its full name in the model."""
+
+    def receive(self, output_gradient: Tensor) -> None:
+        """Called once, in the backward pass, with the gradient of the layer's output."""
+        ...
+
+    def squared_norms(self) -> dict[str, Tensor]:
+        """‖g_i‖² of each parameter, (b,). Never below the truth by more than the declared headroom of clipping covers."""
+        ...
+
+    def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Σ_i w_i·g_i of each parameter, for weights (b,) by full name."""
+        ...
+
+    def rows(self, records: slice) -> dict[str, Tensor]:
+        """g_i written out for some records, (n, *shape): for parameters that are used more than once."""
+        ...
+
+    def silence(self, records: Tensor) -> None:
+        """Put zeros in place of these records, a mask (b,): NaN times a weight of zero would still be NaN."""
+        ...
+
+    @property
+    def kernel(self) -> str:
+        """How the norms are computed, for people: "product of norms", "Gram", "materialised", ..."""
+        ...
+
+
+def chunks(records: int, numbers_each: int) -> list[slice]:
+    """Slices of records whose temporaries stay in the cache."""
+    size = max(1, CHUNK_NUMBERS // max(1, numbers_each))
+    return [slice(start, min(start + size, records)) for start in range(0, records, size)]
+
+
+def scaled(weights: Tensor, values: Tensor) -> Tensor:
+    """Row i of `values` times w_i."""
+    return values * weights.to(values.dtype).reshape(-1, *[1] * (values.dim() - 1))
+
+
+def squared(values: Tensor) -> Tensor:
+    """Σ over all dimensions but the first of the squares, (b,), in float64 because squares overflow first."""
+    norms: Tensor = torch.linalg.vector_norm(values.flatten(1), dim=1)
+    return norms.double().square()
+
+
+def without(records: Tensor, values: Tensor) -> Tensor:
+    """`values` with zeros in the rows of `records`."""
+    return torch.where(records.reshape(-1, *[1] * (values.dim() - 1)), torch.zeros((), dtype=values.dtype), values)
