@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-slow lint format bench clean help
+.PHONY: demo test test-slow audit mutants fuzz lint format bench clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -21,8 +21,18 @@ demo: $(VENV)/installed  ## compare two private recipes with non-private trainin
 test: $(VENV)/installed  ## the core test suite
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow"
 
+audit: $(VENV)/installed  ## attack the library with canaries, and builds of it that are broken on purpose (minutes)
+	$(BIN)/apportion audit run --out runs/audit.html
+	$(BIN)/python -m pytest -q -m slow tests/audit/test_statistical.py
+
 test-slow: $(VENV)/installed  ## the long tests
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m slow
+
+mutants: $(VENV)/installed  ## seed known privacy bugs, one at a time, and see that the tests catch each
+	$(BIN)/python tests/mutants/run.py --jobs $(WORKERS) --write docs/seeded-bugs.md
+
+fuzz: $(VENV)/installed  ## 10,000 malformed inputs: each is refused in one line, and nothing is charged
+	APPORTION_FUZZ=10000 $(BIN)/python -m pytest -q -n $(WORKERS) tests/fuzz
 
 lint: $(VENV)/installed  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -19,8 +19,9 @@ MAY_IMPORT = {
     "strategies": FOUNDATION,
     "curator": FOUNDATION,
     "training": FOUNDATION | {"accounting", "strategies", "curator"},
+    "audit": FOUNDATION | {"accounting", "strategies", "curator", "training"},
     "lab": FOUNDATION | {"accounting", "strategies", "curator", "training", ""},
-    "cli": FOUNDATION | {"accounting", "strategies", "curator", "training", "lab", ""},
+    "cli": FOUNDATION | {"accounting", "strategies", "curator", "training", "audit", "lab", ""},
 }
 WITHOUT_TORCH = FOUNDATION | {"accounting", "strategies"}
 

@@ -43,7 +43,7 @@ class Budget:
         if not isinstance(self.unit, Record):
             raise InvalidArgument(
                 "unit",
-                self.unit,
+                validate.shown(self.unit),
                 "it must say whom the guarantee protects; a guarantee for a row is not one for a person with many rows",
                 "Pass unit=apportion.Record() to protect single records",
             )
@@ -57,6 +57,18 @@ class Budget:
                 UserWarning,
                 stacklevel=3,
             )
+
+
+def require_budget(argument: str, value: object) -> Budget:
+    """Return `value` if it is a budget."""
+    if not isinstance(value, Budget):
+        raise InvalidArgument(
+            argument,
+            validate.shown(value),
+            "it is not a Budget",
+            "Pass apportion.Budget(epsilon=3.0, delta=1e-5, unit=apportion.Record())",
+        )
+    return value
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
      ├── InvalidArgument     a value that cannot be right (also a ValueError)
      ├── UnsupportedModel    a layer or loss without a gradient of its own for each record
      ├── BudgetExhausted     a release that the declared plan does not cover
+     ├── PrivacyViolation    an audit has shown that a stated guarantee does not hold
      ├── WrongOrder          the training loop of a person called things in an order that breaks the guarantee
      └── DataNotFound        a data set that is not on this machine
 
@@ -32,6 +33,10 @@ class UnsupportedModel(ApportionError):
 
 class BudgetExhausted(ApportionError):
     """A release was asked for that no unspent token of the plan covers. It was refused before any record was read."""
+
+
+class PrivacyViolation(ApportionError):
+    """An audit has shown that a stated guarantee does not hold."""
 
 
 class WrongOrder(ApportionError, RuntimeError):

@@ -29,7 +29,7 @@ FLOAT32_HEADROOM = 1e-4
 """How far rounding may push a clipped record beyond its threshold, relatively. Tests measure the real excess (about 1e-6)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Event:
     """What the accountant sees of a request: a Poisson-subsampled Gaussian with rate q and noise multiplier z."""
 
@@ -79,6 +79,14 @@ class ClippedSum:
             ),
             headroom=validate.non_negative("headroom", self.headroom, "it is a relative rounding error", "Try 1e-4"),
         )
+        names = self.parameters
+        if names is not None and not (isinstance(names, tuple) and names and all(isinstance(n, str) for n in names)):
+            raise InvalidArgument(
+                "parameters",
+                validate.shown(names),
+                "it is not a tuple of names",
+                "Name parameters of the model, or pass None for all",
+            )
 
     @property
     def sensitivity(self) -> float:
@@ -103,13 +111,23 @@ class Request:
     releases: tuple[ClippedSum, ...]
 
     def __post_init__(self) -> None:
-        self.event()  # validates the rate and the multiplier
-        validate.positive(
+        event = Event(self.sample_rate, self.noise_multiplier)  # validates them
+        size = validate.positive(
             "expected_batch_size",
             self.expected_batch_size,
             "the noisy sum is divided by it",
             "Use sample_rate * population",
         )
+        validate.store(
+            self,
+            sample_rate=event.sample_rate,
+            noise_multiplier=event.noise_multiplier,
+            expected_batch_size=size,
+        )
+        if not isinstance(self.releases, tuple) or not all(isinstance(one, ClippedSum) for one in self.releases):
+            raise InvalidArgument(
+                "releases", validate.shown(self.releases), "it is not a tuple of ClippedSum", "Pass (ClippedSum(1.0),)"
+            )
         total = math.fsum(release.share for release in self.releases)
         if not self.releases or not math.isclose(total, 1.0, rel_tol=1e-9):
             raise InvalidArgument(

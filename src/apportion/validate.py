@@ -16,11 +16,23 @@ def _number(argument: str, value: Any) -> float:
         if isinstance(value, bool):
             raise TypeError
         number = float(number)
-    except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError):
-        raise InvalidArgument(argument, value, "a number is needed", f"Pass {argument} as a number") from None
+    except OverflowError:  # its digits may be too many to print
+        shown = f"an integer of {value.bit_length()} bits"
+        raise InvalidArgument(argument, shown, "it is larger than any float", "Check where it comes from") from None
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        raise InvalidArgument(argument, shown(value), "a number is needed", f"Pass {argument} as a number") from None
     if math.isnan(number):
         raise InvalidArgument(argument, value, "it is not a number", "Check where the value comes from")
     return number
+
+
+def shown(value: Any) -> Any:
+    """`value` for a message, or its type where it cannot be printed, as an integer of thousands of digits."""
+    try:
+        repr(value)
+    except Exception:
+        return type(value).__name__
+    return value
 
 
 def positive(argument: str, value: Any, why: str, fix: str) -> float:
@@ -72,8 +84,9 @@ def store(instance: object, **numbers: Any) -> None:
 def known(argument: str, value: str, choices: Iterable[str], reason: str = "there is no such name") -> str:
     """Return `value` if it is one of `choices`; otherwise say which name is closest."""
     names = sorted(choices)
-    if value in names:
+    if isinstance(value, str) and value in names:
         return value
+    value = shown(value)
     close = get_close_matches(str(value), names, n=1, cutoff=0.5)
     hint = f"Did you mean {close[0]!r}? " if close else ""
     raise InvalidArgument(argument, value, reason, f"{hint}Choose from: {', '.join(names)}")

@@ -1,48 +1,101 @@
-"""Coins and noise, with power on both sides: the right rate is accepted, 5 % more or less is not."""
+"""Bits, coins and the machinery of normals. What the noise of a run looks like: test_noise_statistics.py."""
+
+import math
+import os
 
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import special, stats
 
+from apportion.curator import randomness, ziggurat
 from apportion.curator.randomness import Randomness, Stream
 from apportion.curator.sampling import poisson_draw
+from apportion.errors import WrongOrder
 
-SAMPLES = 200_000
-
-
-def looks_normal(values, deviation):
-    """Kolmogorov-Smirnov at 200,000 samples: tells 1.00 from 0.95 and 1.05 with certainty for all practical purposes."""
-    return stats.kstest(values / deviation, "norm").pvalue > 1e-4
+FIRST_NORMALS = [-0.762375013198544, -1.5650105654843942, -0.3223763655008179]
+LARGEST_NORMAL = 4.504524622887283  # from the tail
 
 
-def test_key_stream_is_chacha20():
-    """RFC 8439, A.1, test vector 1: the zero key at block counter 0."""
-    words = Stream(bytes(32)).words(8).tobytes().hex()
-    assert words.startswith("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")
+def test_key_stream_is_aes_256_in_counter_mode():
+    """The zero key at counters 0 and 1: GCM specification (McGrew and Viega), test case 13, H and tag."""
+    words = Stream(bytes(32)).words(4).tobytes().hex()
+    assert words == "dc95c078a2408989ad48a21492842087530f8afbc74536b9a963b4f1c4cb738b"
 
 
-def test_normals_are_normal_and_the_test_can_fail():
-    normals = Randomness.seeded(3).next_draw().noise.normals(SAMPLES)
-    assert looks_normal(normals, 1.0)
-    assert not looks_normal(0.95 * normals, 1.0)
-    assert not looks_normal(1.05 * normals, 1.0)
+def test_words_go_on_where_they_stopped():
+    whole, pieces = Stream(bytes(32)).words(100), Stream(bytes(32))
+    assert (whole == np.concatenate([pieces.words(count) for count in (1, 2, 0, 30, 67)])).all()
 
 
-def test_normals_of_odd_length_and_across_chunks():
-    stream = Randomness.seeded(4).next_draw().noise
-    assert len(stream.normals(7)) == 7
-    assert len(stream.normals(0)) == 0
-    many = Randomness.seeded(5).next_draw().noise.normals((1 << 20) + 3)
-    assert len(many) == (1 << 20) + 3
-    assert np.isfinite(many).all()
-    assert abs(np.corrcoef(many[:1000], many[1 << 19 : (1 << 19) + 1000])[0, 1]) < 0.15
+def test_the_layers_cover_the_normal_curve_exactly():
+    """Each box has area A, starts where the curve leaves it, the last ends at f(0) = 1; box and tail of layer 0 have area A, too."""
+    table, right, area = ziggurat.tables(), float(ziggurat.RIGHTMOST), float(ziggurat.AREA)
+    widths, heights = table.scale * 2.0**63, table.height * 2.0**64
+    assert len(widths) == ziggurat.LAYERS
+    assert widths * heights == pytest.approx(np.full(ziggurat.LAYERS, area), rel=1e-14)
+    assert np.exp(-(widths[1:] ** 2) / 2) == pytest.approx(table.bottom[1:], rel=1e-14)
+    assert table.bottom[1:-1] + heights[1:-1] == pytest.approx(table.bottom[2:], rel=1e-14)
+    assert table.bottom[-1] + heights[-1] == pytest.approx(1.0, rel=1e-15)
+    tail = math.sqrt(math.pi / 2) * special.erfc(right / math.sqrt(2))
+    assert right * math.exp(-right * right / 2) + tail == pytest.approx(area, rel=1e-13)
+    assert table.safe * 2.0**-63 == pytest.approx(np.append(widths[1:], 0) / widths, rel=1e-14)
 
 
-def test_the_two_halves_of_a_pair_are_uncorrelated():
-    normals = Randomness.seeded(6).next_draw().noise.normals(SAMPLES)
-    half = SAMPLES // 2
-    assert abs(np.corrcoef(normals[:half], normals[half:])[0, 1]) < 5 / np.sqrt(half)
+def test_the_tail_reaches_ten_standard_deviations():
+    assert ziggurat._tail(lambda count: np.zeros(count, dtype="<u8")) == pytest.approx(10.25, abs=0.01)
+
+
+def test_the_logarithm_of_the_tail():
+    values = np.concatenate([2.0 ** -np.linspace(0.001, 64, 5000), 1 - 2.0 ** -np.arange(2, 53)])
+    ours = np.array([ziggurat.logarithm(value) for value in values.tolist()])
+    assert ours == pytest.approx(np.log(values), rel=1e-15)
+    assert ziggurat.logarithm(1.0) == 0.0
+
+
+@pytest.mark.parametrize("sizes", [[7, 0, 2, 1030, 5], [40_000, 32], [100_001, 3, 100_000]])
+def test_normals_do_not_depend_on_the_pieces_they_are_made_in(sizes, monkeypatch):
+    def draw(chunk):
+        monkeypatch.setattr(randomness, "_CHUNK", chunk)
+        stream = Stream(bytes(range(32)))
+        return [stream.normals(size) for size in sizes], stream.words(3)
+
+    (usual, words), (other, other_words) = draw(1 << 15), draw(1000)
+    assert [len(part) for part in usual] == sizes
+    assert all((one == two).all() for one, two in zip(usual, other, strict=True))
+    assert (words == other_words).all()
+    every = np.concatenate(usual)
+    assert np.isfinite(every).all()
+    assert len(np.unique(every)) == len(every)
+
+
+def test_normals_of_a_key_never_change():
+    """A resumed run adds the same noise, also with a later version of this library or on another machine."""
+    first = Stream(bytes(range(32))).normals(200_000)
+    assert first[:3].tolist() == FIRST_NORMALS
+    assert float(np.abs(first).max()) == LARGEST_NORMAL
+
+
+def test_a_normal_handed_out_does_not_change_later():
+    stream = Stream(bytes(32))
+    first = stream.normals(5)
+    before = first.copy()
+    rest = stream.normals(2000)
+    rest[:] = 0
+    stream.normals(5)[:] = 0
+    assert (first == before).all()
+
+
+def test_a_forked_process_gets_no_bits():
+    source = Randomness.seeded(1)
+    child = os.fork()
+    if child == 0:
+        try:
+            source.next_draw()
+        except WrongOrder:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.3, 0.9])
@@ -60,8 +113,8 @@ def test_rate_one_takes_everyone_and_a_tiny_rate_no_one():
 
 
 def test_coins_of_different_records_and_draws_are_independent():
-    randomness = Randomness.seeded(8)
-    draws = np.array([randomness.next_draw().coins.coins(50, 0.5) for _ in range(4000)], dtype=float)
+    source = Randomness.seeded(8)
+    draws = np.array([source.next_draw().coins.coins(50, 0.5) for _ in range(4000)], dtype=float)
     correlations = np.corrcoef(draws.T)
     np.fill_diagonal(correlations, 0)
     assert abs(correlations).max() < 0.08
@@ -70,17 +123,10 @@ def test_coins_of_different_records_and_draws_are_independent():
 
 def test_batch_sizes_vary_as_poisson_sampling_does():
     """A fixed-size or shuffled sampler would have no variance, or too little."""
-    randomness = Randomness.seeded(9)
-    sizes = [len(poisson_draw(100, 0.3, randomness.next_draw().coins)) for _ in range(3000)]
+    source = Randomness.seeded(9)
+    sizes = [len(poisson_draw(100, 0.3, source.next_draw().coins)) for _ in range(3000)]
     assert np.mean(sizes) == pytest.approx(30, abs=0.4)
     assert np.var(sizes) == pytest.approx(21, rel=0.12)
-
-
-def test_purposes_and_draws_have_their_own_streams():
-    randomness = Randomness.seeded(0)
-    first, second = randomness.next_draw(), randomness.next_draw()
-    words = [stream.words(4).tobytes() for stream in (first.coins, first.noise, second.coins, second.noise)]
-    assert len(set(words)) == 4
 
 
 def test_a_seed_repeats_and_is_not_private_fresh_does_neither():

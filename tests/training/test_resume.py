@@ -15,6 +15,7 @@ from apportion.accounting.ledger import Ledger
 from apportion.accounting.run_filter import GaussianRuns
 from apportion.curator import mechanisms
 from apportion.curator.clipping import clipped_sums
+from apportion.curator.sampling import poisson_draw
 from apportion.request import ClippedSum
 from apportion.training import checkpoint
 from apportion.training.checkpoint import read_checkpoint
@@ -418,3 +419,63 @@ def test_exact_gives_another_question_another_stream(tmp_path, dies, monkeypatch
     assert tokens_of(folder) == [*range(1, 9), 13, 14, 15, 16, 17, 9, 10, 11, 12]
     values = torch.cat([noise.flatten() for noise in noises])
     assert len(values.unique()) == len(values)
+
+
+def test_a_key_left_behind_by_a_run_that_had_ended_is_deleted(tmp_path, monkeypatch):
+    """Died after the last checkpoint, before it could tidy up."""
+    folder = tmp_path / "run"
+    monkeypatch.setattr("apportion.training.session.Session.close", lambda self: None)
+    train(folder, "exact", False, STEPS, 0)
+    monkeypatch.undo()
+    assert (folder / "secret" / "key").exists()
+    assert train(folder, "exact", True, STEPS, 0).steps == STEPS
+    assert not (folder / "secret" / "key").exists()
+
+
+@pytest.mark.parametrize("mode", ["fresh", "exact"])
+def test_coins_and_noise_are_independent_of_those_before_the_crash(tmp_path, dies, budget, monkeypatch, mode):
+    """30,000 normals and 400 coins a step: correlations of 0.03 would show, and nothing is ever equal."""
+    noises, draws = [], []
+
+    def listen(exact_sum, deviation, stream, right=mechanisms.gaussian):
+        noisy = right(exact_sum, deviation, stream)
+        noises.append(((noisy - exact_sum) / deviation).flatten())
+        return noisy
+
+    def watch(records, rate, coins, right=poisson_draw):
+        members = right(records, rate, coins)
+        draws.append(tuple(members))
+        return members
+
+    monkeypatch.setattr(mechanisms, "gaussian", listen)
+    monkeypatch.setattr("apportion.curator.curator.poisson_draw", watch)
+    inputs = torch.randn(400, 200)
+
+    def go(resume):
+        torch.manual_seed(0)
+        return ap.train(
+            nn.Linear(200, 150, bias=False),
+            lambda outputs, targets: (outputs - targets).square().sum(1),
+            (inputs, inputs[:, :150]),
+            budget=budget,
+            population=400,
+            sample_rate=0.05,
+            steps=6,
+            lr=0.1,
+            clip=Sudden(),
+            out=tmp_path / "run",
+            recovery=ap.Recovery(mode=mode, spare=3),
+            resume=resume,
+        )
+
+    dies(3)
+    with pytest.raises(Died):
+        go(False)
+    dies()
+    go(True)
+    assert len(noises) == len(draws) == 6
+    correlations = torch.corrcoef(torch.stack(noises))
+    assert (correlations - torch.eye(6)).abs().max() < 0.03
+    assert torch.stack(noises).std(1) == pytest.approx(torch.ones(6).numpy(), abs=0.02)
+    assert len(set(draws)) == 6
+    assert all(len(set(one) & set(other)) < 10 for one in draws for other in draws if one != other)

@@ -130,7 +130,7 @@ class Account:
         if self.run is None:
             self.run = self.ledger.admit(self._tokens, self._cost, self.identifier)
         self.ledger.append(event, self.run, number)
-        self._charges[number] = event
+        self._charges[number] = token if event == token else event  # equal ones share memory in a long run
         self._spares_spent += number > self._steps
         self.position = step
 

@@ -26,6 +26,9 @@ from apportion.request import Event
 
 SMALLEST_DELTA = 1e-60
 LARGEST_GROUP = 32
+LARGEST_COUNT = 10**12
+PRICED = (1e-2, 1e6)
+"""Multipliers: below, a single step has an ε in the thousands and is refused; above, the price is that of the upper limit."""
 _PROFILE = (0.3, 1e-2, 1e-4, 1e-6, 1e-9, 1e-12)
 _ROOM = (1.05, 1.5, 3.0)  # how much wider the window is made, should the first one be too narrow
 
@@ -113,6 +116,7 @@ class RunningPrice:
     def __init__(self, plan: Mapping[Event, int], delta: float):
         _check(delta, 1)
         self._delta = delta
+        plan = usable(plan)
         self._exact = len(plan) <= EXACT
         self._total: Counter[Event] = Counter()
         self._waiting: Counter[Event] = Counter()
@@ -135,11 +139,26 @@ class RunningPrice:
         return self._composition.curve().epsilon(self._delta)
 
     def _cells(self, events: Mapping[Event, int]) -> list[Cell]:
-        return make_cells(events, self._delta, exact=self._exact)
+        return make_cells(usable(events), self._delta, exact=self._exact)
+
+
+def usable(events: Mapping[Event, int]) -> dict[Event, int]:
+    """The events as they are priced, after refusing what cannot be. Less noise than there was can only raise the price."""
+    counts: Counter[Event] = Counter()
+    for event, count in events.items():
+        number = validate.whole("count", count, f"it is how often {event} occurs", "Use whole numbers", least=0)
+        if number > LARGEST_COUNT:
+            raise InvalidArgument("count", count, f"at most {LARGEST_COUNT:g} steps are priced", "Check the schedule")
+        if event.noise_multiplier < PRICED[0]:
+            reason = f"a step with less noise than {PRICED[0]:g} protects nobody, and is not priced"
+            raise InvalidArgument("noise_multiplier", event.noise_multiplier, reason, "Use more noise")
+        counts[Event(event.sample_rate, min(event.noise_multiplier, PRICED[1]))] += number
+    return counts
 
 
 def merge_unsampled(events: Mapping[Event, int]) -> dict[Event, int]:
     """Steps on all records (q = 1) are one Gaussian with μ² = Σμ_t², exactly."""
+    events = usable(events)
     total = math.fsum(n / event.noise_multiplier**2 for event, n in events.items() if event.sample_rate == 1 and n > 0)
     counts = {event: n for event, n in events.items() if event.sample_rate < 1 and n > 0}
     return counts | ({Event(1.0, total**-0.5): 1} if total else {})

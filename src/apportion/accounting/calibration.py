@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
+from apportion import validate
 from apportion.accounting.accountant import Accountant, count_events
 from apportion.accounting.gaussian import gaussian_epsilon
 from apportion.errors import InvalidArgument
@@ -32,6 +33,9 @@ def calibrate(
 
     Raises `InvalidArgument` naming the closest reachable ε if no multiplier between 0.02 and a million will do.
     """
+    sample_rate = validate.probability("sample_rate", sample_rate, "each record is drawn with it", "Use 0.01")
+    epsilon = validate.positive("epsilon", epsilon, "it is the privacy loss to be spent", "Try epsilon=3.0")
+    delta = validate.in_open_unit("delta", delta, "it is the probability that the bound fails", "Try delta=1e-5")
     values, counts = np.unique(np.asarray(shape, dtype=float), return_counts=True)
     low, high = _LIMITS[0] / float(values.min()), _LIMITS[1] / float(values.max())
     aim = epsilon * (1 - TOLERANCE / 2)
@@ -46,8 +50,10 @@ def calibrate(
     closest = math.inf
     points: list[tuple[float, float]] = []
     scale = _solve(proxy, aim, low, high)
+    untested = {low, high}
     for _ in range(_ROUNDS):
         spent = price(scale)
+        untested.discard(scale)
         closest = min(closest, spent, key=lambda found: abs(found - epsilon))
         if (1 - TOLERANCE) * epsilon <= spent <= epsilon:
             return scale
@@ -60,10 +66,11 @@ def calibrate(
         points.append((math.log(scale), math.log(max(spent, 1e-300))))
         if len(points) > 1 and points[-1][1] != points[-2][1]:
             (x0, y0), (x1, y1) = points[-2:]
-            guess = math.exp(min(max(x1 + (math.log(aim) - y1) * (x1 - x0) / (y1 - y0), math.log(low)), math.log(high)))
+            logarithm = x1 + (math.log(aim) - y1) * (x1 - x0) / (y1 - y0)
+            guess = low if logarithm <= math.log(low) else high if logarithm >= math.log(high) else math.exp(logarithm)
         else:
             guess = _solve(proxy, aim * proxy(scale) / spent if spent > 0 else math.inf, low, high)
-        scale = guess if too_little < guess < too_much else math.sqrt(too_little * too_much)
+        scale = guess if too_little < guess < too_much or guess in untested else math.sqrt(too_little * too_much)
     raise InvalidArgument(
         "epsilon",
         epsilon,
@@ -99,6 +106,8 @@ def _solve(proxy: Callable[[float], float], wanted: float, low: float, high: flo
     def gap(logarithm: float) -> float:
         return math.log(max(proxy(math.exp(logarithm)), 1e-300) / wanted)
 
+    if wanted == 0:
+        return high
     if wanted == math.inf or gap(math.log(low)) <= 0:
         return low
     if gap(math.log(high)) >= 0:

@@ -21,7 +21,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,8 @@ class Chain:
     def rows(self, run: int | None = None) -> Iterator[Row]:
         """All rows, or those of one run, oldest first; read in pieces so that nobody has to wait for a slow reader."""
         last = 0
-        query = "SELECT * FROM entries WHERE number > ? AND (? IS NULL OR run = ?) ORDER BY number LIMIT ?"
+        columns = ", ".join(field.name for field in fields(Row))
+        query = f"SELECT {columns} FROM entries WHERE number > ? AND (? IS NULL OR run = ?) ORDER BY number LIMIT ?"
         while page := self.execute(query, (last, run, run, _PAGE)):
             yield from (Row(*values) for values in page)
             last = page[-1][0]
@@ -189,7 +190,7 @@ class Chain:
 
     def _last_given(self) -> int:
         found = self.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'")
-        return int(found[0][0]) if found else 0
+        return found[0][0] if found and isinstance(found[0][0], int) else 0
 
     @staticmethod
     def _expected_schema() -> set[str]:

@@ -30,7 +30,7 @@ from apportion import validate
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.gaussian import gaussian_mu
 from apportion.accounting.renyi import ORDERS, renyi_curve, renyi_sum
-from apportion.budget import Budget
+from apportion.budget import Budget, require_budget
 from apportion.errors import BudgetExhausted, InvalidArgument
 from apportion.request import Event
 
@@ -56,6 +56,7 @@ class Multiset:
     name = "multiset of declared tokens, in any order"
 
     def __init__(self, tokens: Mapping[Event, int], budget: Budget):
+        require_budget("budget", budget)
         for token, count in tokens.items():
             validate.whole("tokens", count, f"it is how often {token} may be spent", "Use whole numbers", least=0)
         self._left = Counter(tokens)
@@ -98,18 +99,24 @@ class RenyiFilter:
     name = "weighted Rényi filter"
 
     def __init__(self, budget: Budget, weights: Mapping[float, float]):
-        if (
-            not weights
-            or min(weights.values()) <= 0
-            or not math.isclose(math.fsum(weights.values()), 1.0, rel_tol=1e-9)
-        ):
+        require_budget("budget", budget)
+        if not isinstance(weights, Mapping):
             raise InvalidArgument(
-                "weights", dict(weights), "they must be positive and add up to 1", "Divide each by their sum"
+                "weights", validate.shown(weights), "it is not a mapping of orders to weights", "Try {14.0: 1.0}"
             )
-        if min(weights) <= 1:
-            raise InvalidArgument("weights", min(weights), "Rényi orders are larger than 1", "Try the order 14")
-        self._orders = tuple(weights)
-        orders, shares = np.array(self._orders), np.array(list(weights.values()))
+        why = "a part of delta belongs to each order"
+        parts = {
+            validate.positive("weights, order", order, "it is a Rényi order", "Try the order 14"): validate.probability(
+                "weights", weight, why, "Divide each by their sum"
+            )
+            for order, weight in weights.items()
+        }
+        if not math.isclose(math.fsum(parts.values()), 1.0, rel_tol=1e-9):
+            raise InvalidArgument("weights", parts, "they must be positive and add up to 1", "Divide each by their sum")
+        if min(parts) <= 1:
+            raise InvalidArgument("weights", min(parts), "Rényi orders are larger than 1", "Try the order 14")
+        self._orders = tuple(parts)
+        orders, shares = np.array(self._orders), np.array(list(parts.values()))
         self._allowed = (
             budget.epsilon
             - np.log((orders - 1) / orders)
@@ -171,6 +178,7 @@ class GaussianFilter:
     name = "Gaussian filter"
 
     def __init__(self, budget: Budget):
+        require_budget("budget", budget)
         self._filter = _UnsampledFilter(gaussian_mu(budget.epsilon, budget.delta) ** 2)
 
     def charge(self, event: Event) -> None:
@@ -183,7 +191,7 @@ class ConcentratedFilter:
     name = "zCDP filter"
 
     def __init__(self, budget: Budget):
-        tail = -math.log(budget.delta)
+        tail = -math.log(require_budget("budget", budget).delta)
         self._filter = _UnsampledFilter((math.sqrt(tail + budget.epsilon) - math.sqrt(tail)) ** 2)
 
     def charge(self, event: Event) -> None:

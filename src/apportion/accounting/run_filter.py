@@ -37,7 +37,7 @@ from apportion.accounting.accountant import (
     unsampled_mu,
 )
 from apportion.accounting.gaussian import gaussian_epsilon, gaussian_mu
-from apportion.budget import Budget
+from apportion.budget import Budget, require_budget
 from apportion.request import Event
 
 FAILURE_SHARE = 0.03
@@ -107,6 +107,9 @@ class GaussianRuns:
     limit: Budget
     name: ClassVar[str] = "gaussian"
 
+    def __post_init__(self) -> None:
+        require_budget("limit", self.limit)
+
     def capacity(self) -> Cost:
         """(M², −ln(1−D)) with D = 0.03·δ and (1−D)·δ_M(ε) + D = δ, M rounded down."""
         failure = FAILURE_SHARE * self.limit.delta
@@ -133,6 +136,9 @@ class SumOfRuns:
 
     limit: Budget
     name: ClassVar[str] = "sum"
+
+    def __post_init__(self) -> None:
+        require_budget("limit", self.limit)
 
     def capacity(self) -> Cost:
         return Cost(self.limit.epsilon, self.limit.delta)

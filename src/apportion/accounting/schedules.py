@@ -52,6 +52,8 @@ def read_schedule(path: str | Path) -> Schedule:
 
 def schedule_from_history(history: Sequence[Any], where: str = "history") -> Schedule:
     """The events of Opacus's `accountant.history`: entries (noise_multiplier, sample_rate, steps)."""
+    if not isinstance(history, Sequence) or isinstance(history, (str, bytes)):
+        raise InvalidArgument(where, validate.shown(history), "it is not a list of steps", "Pass accountant.history")
     schedule: Schedule = Counter()
     for number, entry in enumerate(history, start=1):
         place = f"{where}, entry {number}"
@@ -73,9 +75,9 @@ def schedule_from_history(history: Sequence[Any], where: str = "history") -> Sch
 def _from_json(text: str, name: str) -> Schedule:
     try:
         content = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         place = f", line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "it is nested too deeply"
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         raise InvalidArgument("schedule", f"{name}{place}", f"it is not JSON: {reason}", "Correct the file") from error
     if isinstance(content, dict):
         if "history" not in content:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from apportion import validate
 from apportion.cli import options
 from apportion.cli.output import print_error_stream
 from apportion.errors import InvalidArgument
@@ -111,13 +112,14 @@ def _read_run(folder: Path) -> tuple[dict[str, Any], Mapping[Event, int]]:
             )
     try:
         facts = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))
-        missing = {"epsilon", "epsilon_spent", "delta", "private"} - set(facts)
-    except (ValueError, TypeError) as error:
-        raise InvalidArgument(
-            "path", str(folder / STATEMENT), f"it is not a statement: {error}", "Restore it"
-        ) from error
-    if missing:
-        raise InvalidArgument("path", str(folder / STATEMENT), f"it lacks {sorted(missing)}", "Restore it")
+        validate.in_open_unit("delta", facts["delta"], "it is a failure probability", "Restore it")
+        for name in ("epsilon", "epsilon_spent"):
+            validate.non_negative(name, facts[name], "it is a privacy loss", "Restore it")
+        if not isinstance(facts["private"], bool):
+            raise InvalidArgument("private", facts["private"], "it is neither true nor false", "Restore it")
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else f"it is not a statement: {error}"
+        raise InvalidArgument("path", str(folder / STATEMENT), reason, "Restore it") from error
     ledger = Ledger.open(folder / LEDGER)
     damage, events = ledger.verify(), ledger.counts()
     ledger.close()
@@ -187,7 +189,7 @@ def _show(content: dict[str, Any], rows: list[Comparison]) -> None:
     steps = f"{content['steps']:,} steps, {content['different_steps']:,} different, δ = {content['delta']:g}"
     if "run" in content:
         theirs = content["dp_accounting"]
-        table = Table("ε", "value", title=f"{content['run']}: {steps}")
+        table = Table("ε", "value", title=Text(f"{content['run']}: {steps}"))
         if content["stated"] is not None:
             table.add_row("stated, of the steps taken", f"{content['stated']:.4f}")
         table.add_row("recomputed from the ledger, Apportion's PLD", f"{content['recomputed']:.4f}")

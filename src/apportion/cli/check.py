@@ -20,6 +20,7 @@ def check(
 ) -> None:
     """Explain layer by layer what cannot be trained privately and what to use instead. Exits with 1 if something cannot."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from apportion.curator.compatibility import check as check_model
@@ -37,7 +38,7 @@ def check(
         table = Table("layer", "kind", "parameters", "private training")
         for layer in found.layers:
             verdict = "yes" if layer.problem is None else f"no: {layer.problem} → {layer.remedy}"
-            table.add_row(layer.name, layer.kind, f"{layer.parameters:,}", verdict)
+            table.add_row(*map(escape, (layer.name, layer.kind, f"{layer.parameters:,}", verdict)))
         console.print(table)
         for change in changes:
             console.print(f"fix: {change}", markup=False)

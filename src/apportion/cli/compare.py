@@ -130,8 +130,10 @@ def choose_recipes(from_file: Any, chosen: list[str] | None, settings: dict[str,
             if isinstance(choice, dict) and parameter in named(str(choice.get("name"))).parameters(role)
         ]
         if not takers:
-            everything = {name for choice in choices for name in named(str(choice.get("name"))).parameters(role)}
+            names = [str(choice.get("name")) for choice in choices if isinstance(choice, dict)]
+            everything = {parameter for name in names for parameter in named(name).parameters(role)}
             validate.known(f"set {key}", parameter, everything, "no recipe of this comparison has such a parameter")
         for choice in takers:
-            choice[role] = {**choice.get(role, {}), parameter: value}
+            if isinstance(choice.setdefault(role, {}), dict):  # otherwise the file is wrong; the settings say how
+                choice[role][parameter] = value
     return choices

@@ -31,6 +31,7 @@ def list_data(
         typer.echo(json.dumps(rows, indent=2))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("name", "records", "classes", "kind", "found in, or how to get it")
@@ -40,7 +41,7 @@ def list_data(
             f"{row['population']:,}",
             str(row["classes"]),
             str(row["kind"]),
-            str(row["found"] or row["get"]),
+            escape(str(row["found"] or row["get"])),
         )
     table.add_row("folder:PATH", "yours", "yours", "image", "images in PATH/train/<class>/ and PATH/test/<class>/")
     Console().print(table)

@@ -125,7 +125,7 @@ def export(
     rows = [asdict(row) for row in ledger.rows()]
     ledger.close()
     if as_json:
-        typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(rows, indent=1, ensure_ascii=False, default=repr))
         return
     writer = csv.DictWriter(sys.stdout, [field.name for field in fields(Row)], lineterminator="\n")
     writer.writeheader()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 from typing import Annotated, Any
@@ -9,14 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from apportion import __version__
-from apportion.cli import data, ledger
+from apportion.cli import audit, data, ledger
 from apportion.cli.account import account
 from apportion.cli.check import check
 from apportion.cli.compare import compare
 from apportion.cli.plan import plan
 from apportion.cli.report import report
 from apportion.cli.train import train
-from apportion.errors import ApportionError
+from apportion.errors import ApportionError, InvalidArgument
 
 app = typer.Typer(
     name="apportion",
@@ -34,6 +35,7 @@ app.command()(report)
 app.command()(check)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(audit.app, name="audit")
 
 # Some versions of typer carry their own copy of click, so its base error is found by name.
 _CommandLineError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -47,8 +49,12 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line. Deliberate errors are one line on standard error and exit code 2."""
+    """Run the command line. Deliberate errors, and those of the file system, are one line on standard error and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without ε, or a name that is no text
     try:
+        _require_text(sys.argv[1:] if arguments is None else arguments)
         with warnings.catch_warnings():
             warnings.showwarning = _one_line
             code = app(args=arguments, standalone_mode=False)
@@ -58,10 +64,19 @@ def main(arguments: list[str] | None = None) -> None:
         if not error.format_message():  # called without a command: the help was printed
             sys.exit(2)
         _fail(error.format_message())
+    except OSError as error:
+        _fail(f"{error.filename or 'the system'}: {error.strerror or error}. Nothing more was done.")
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _require_text(arguments: list[str]) -> None:
+    """No file name, and no number, holds a zero byte or bytes that are not UTF-8."""
+    for argument in arguments:
+        if "\0" in argument or any("\ud800" <= letter <= "\udfff" for letter in argument):
+            raise InvalidArgument("argument", argument, "it is not text in UTF-8", "Type it anew")
 
 
 def _fail(message: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from apportion.errors import InvalidArgument
@@ -53,13 +54,13 @@ def show_results(results: dict[str, Any], folder: Path, *, as_json: bool) -> Non
     (folder / "results.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     write_report(results, folder / "report.html")
     console = _people if as_json else Console(highlight=False)
-    table = Table(title=results["title"])
+    table = Table(title=escape(results["title"]))
     for heading in ("recipe", "ε spent", "δ", "test accuracy", "steps", "seconds"):
         table.add_column(heading, justify="left" if heading == "recipe" else "right")
     for cell in results["cells"]:
         deviation = cell["test_accuracy_std"]
         table.add_row(
-            cell["recipe"],
+            escape(cell["recipe"]),
             "no privacy" if cell["epsilon"] is None else f"{cell['epsilon']:.3f} of {cell['target_epsilon']:g}",
             "" if cell["delta"] is None else f"{cell['delta']:g}",
             _percent(cell["test_accuracy"]) + ("" if deviation is None else f" ± {100 * deviation:.1f}"),
@@ -69,7 +70,9 @@ def show_results(results: dict[str, Any], folder: Path, *, as_json: bool) -> Non
     console.print(table)
     if any(run["epsilon"] is not None and not run["private"] for run in results["runs"]):
         console.print("A seed was given: these runs are reproducible and NOT private.")
-    console.print(f"Look at   {folder / 'report.html'}   (numbers: {folder / 'results.json'})", soft_wrap=True)
+    console.print(
+        f"Look at   {folder / 'report.html'}   (numbers: {folder / 'results.json'})", soft_wrap=True, markup=False
+    )
     for line in _next_steps(results):
         console.print(line, soft_wrap=True, markup=False)
 

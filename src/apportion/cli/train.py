@@ -123,6 +123,7 @@ def train(
         lr=lr,
         optimizer=optimizer,
         micro_batch=micro_batch,
+        seeds=None if seed is None else [seed],
     )
     choice: dict[str, Any] = {"name": recipe, "clip": {}, "noise": {}}
     for key, value in options.parse_settings(settings).items():
@@ -133,7 +134,7 @@ def train(
     if recipe == "non-private":
         warn_without_privacy(data)
     request = RunSettings(
-        experiment=plan if seed is None else plan.model_copy(update={"seeds": (seed,)}),
+        experiment=plan,
         ledger=None if ledger is None else ledger.resolve(),
         mode=recovery or "fresh",
         spare=spare,

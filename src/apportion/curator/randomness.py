@@ -1,4 +1,4 @@
-"""Where random bits come from: a ChaCha20 key stream under a 256-bit key.
+"""Where random bits come from: AES-256 in counter mode, a key stream under a 256-bit key.
 
 torch's and NumPy's generators are predictable from their output, so neither the coins of a Poisson draw nor the noise may
 come from them: whoever predicts the coins undoes the amplification, whoever predicts the noise subtracts it.
@@ -7,7 +7,7 @@ One `Randomness` has one key. Each draw has its own number and each purpose its 
 own stream with the derived key BLAKE2b_key(purpose, number). A number is handed out once, so no bit is ever used twice, and
 neither micro-batches nor the number of records can shift the noise.
 
-Noise is a float64 Gaussian by the Box-Muller transform. Attacks on the low bits of floating-point noise are out of scope here;
+Noise is a float64 Gaussian (`ziggurat.py`). Attacks on the low bits of floating-point noise are out of scope here;
 docs/known-limitations.md says so.
 """
 
@@ -20,23 +20,29 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
 from apportion import validate
+from apportion.curator.ziggurat import Floats, Proposer, Words, settle
 from apportion.errors import WrongOrder
 
 KEY_BYTES = 32
-_CHUNK = 1 << 20  # normals made at a time, so that memory does not grow with the model
+KEY_STREAM = "AES-256 key stream in counter mode"
+_CHUNK = 1 << 15  # normals made at a time: the buffers stay in the cache, and memory does not grow with the model
+_SPARE = 1 << 10  # normals made beside what was asked for: the small parameters of a model then cost nothing
+_ZEROS = memoryview(bytes(8 * _CHUNK))  # encrypting zeros gives the key stream
 
 
 class Stream:
     """An endless sequence of uniform 64-bit words, and what is made of them."""
 
     def __init__(self, key: bytes):
-        self._cipher: Any = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+        self._cipher: Any = Cipher(AES(key), CTR(bytes(16))).encryptor()
+        self._spare: Floats = np.empty(0)
 
-    def words(self, count: int) -> NDArray[np.uint64]:
+    def words(self, count: int) -> Words:
         """The next `count` uniform 64-bit words."""
         return np.frombuffer(self._cipher.update(bytes(8 * count)), dtype="<u8")
 
@@ -46,18 +52,32 @@ class Stream:
             return np.ones(count, dtype=bool)
         return self.words(count) < np.uint64(int(probability * 2**64))  # exact: scaling by 2⁶⁴ does not round
 
-    def normals(self, count: int) -> NDArray[np.float64]:
-        """`count` independent standard normals, √(−2 ln u)·(cos 2πv, sin 2πv) with u in (0, 1], v in [0, 1)."""
-        result = np.empty(count)
+    def normals(self, count: int) -> Floats:
+        """`count` independent standard normals."""
+        if count > len(self._spare):
+            fresh = self._fresh_normals(count + _SPARE)
+            served, self._spare = fresh[:count], fresh[count:].copy()
+        else:
+            served, self._spare = self._spare[:count], self._spare[count:]
+        return served
+
+    def _fresh_normals(self, count: int) -> Floats:
+        """One word each; the few words that did not settle their normal are followed by others, after all of these."""
+        result, size = np.empty(count), min(_CHUNK, count)
+        buffer, proposer = (
+            np.empty(8 * size + 15, dtype=np.uint8),
+            Proposer(size),
+        )  # cryptography wants room for a block more
+        places, layers = [], []
         for start in range(0, count, _CHUNK):
-            size = min(_CHUNK, count - start)
-            pairs = (size + 1) // 2
-            words = self.words(2 * pairs)
-            # u keeps all 64 bits, so that the tails reach 9.4 standard deviations; 53 bits would stop at 8.6.
-            radius = np.sqrt(-2 * np.log((words[:pairs].astype(np.float64) + 1) * 2.0**-64))
-            angle = (2 * np.pi * 2.0**-53) * (words[pairs:] >> np.uint64(11)).astype(np.float64)
-            both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-            result[start : start + size] = both[:size]
+            part = result[start : start + _CHUNK]
+            if len(part) < size:
+                size, proposer = len(part), Proposer(len(part))
+            self._cipher.update_into(_ZEROS[: 8 * size], buffer)
+            undecided, their_layers = proposer.propose(buffer[: 8 * size].view("<u8"), part)
+            places.append(start + undecided)
+            layers.append(their_layers)
+        settle(result, np.concatenate(places), np.concatenate(layers), self.words)
         return result
 
 

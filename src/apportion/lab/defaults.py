@@ -18,7 +18,7 @@ _OTHERWISE: dict[str, Any] = {"batch_size": 512, "epochs": 10, "lr": 0.5}
 
 def with_training_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Fill in sampling rate, length and learning rate where both forms of them are missing."""
-    chosen = _TRAINING.get(values["data"], _OTHERWISE)
+    chosen = _TRAINING.get(str(values["data"]), _OTHERWISE)
     filled = dict(values)
     for pair in (("sample_rate", "batch_size"), ("steps", "epochs"), ("lr",)):
         if all(filled.get(name) is None for name in pair):
@@ -28,7 +28,7 @@ def with_training_defaults(values: dict[str, Any]) -> dict[str, Any]:
 
 def with_benchmark_budget(values: dict[str, Any]) -> dict[str, Any]:
     """For a published benchmark: δ = 1e-5, one record, the published population, where they were not said."""
-    if values["data"] not in KNOWN:
+    if str(values["data"]) not in KNOWN:
         return values
     public = {"delta": 1e-5, "unit": "record", "population": published_population(values["data"])}
     return values | {name: value for name, value in public.items() if values.get(name) is None}

@@ -69,7 +69,7 @@ def call_own(argument: str, name: str) -> Any:
         sys.path.insert(0, os.getcwd())
     try:
         function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever the person's module does while it is imported
         raise InvalidArgument(
             argument,
             name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -60,7 +60,7 @@ class Experiment(_Strict):
     steps: int | None = None
     lr: float
     optimizer: str = "sgd"
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[Annotated[int, Field(ge=0, lt=2**63)], ...] = ()
     micro_batch: int = 256
 
     def sampling(self) -> Sampling:
@@ -125,5 +125,5 @@ def read_file(path: Path) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise InvalidArgument("file", str(path), f"it cannot be read: {error.strerror}", "Check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, of a number with thousands of digits
         raise InvalidArgument("file", str(path), f"it is not valid TOML: {error}", "Correct that line") from error

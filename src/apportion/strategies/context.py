@@ -35,4 +35,4 @@ class Context:
 
 def epoch_length(sample_rate: float) -> int:
     """Steps after which a record has been drawn once on average: round(1/q), at least 1."""
-    return max(1, round(1 / sample_rate))
+    return max(1, round(1 / max(sample_rate, 1e-300)))  # below, 1/q would overflow

@@ -37,7 +37,7 @@ from apportion.accounting.account import Account
 from apportion.accounting.chain import Chain, new_file
 from apportion.curator.curator import Curator, LossFunction
 from apportion.curator.randomness import KEY_BYTES, DrawStreams, Stream
-from apportion.errors import BudgetExhausted, InvalidArgument
+from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
 from apportion.request import Event, Released, Request
 from apportion.training.checkpoint import replace_file
 from apportion.training.packing import digest
@@ -129,6 +129,7 @@ class ExactCurator:
         self._key = _key_of(folder / KEY, new=account.run is None)
         self._book = DrawBook.open(folder / DRAWS)
         self._current: _Draw | None = None
+        self._process = os.getpid()
         self._curator = build(self)
         account.repeatable = self._book.steps()
 
@@ -164,13 +165,15 @@ class ExactCurator:
     def next_draw(self) -> DrawStreams:
         """Called by the curator after the charge."""
         assert self._current is not None
+        if os.getpid() != self._process:
+            raise WrongOrder("the process was forked during a private run: parent and child would add the same noise")
         name = self._current.name
         return DrawStreams(*(self._stream(purpose, name) for purpose in ("coins", "noise", "model")))
 
     def close(self) -> None:
         """Delete the key: nobody can repeat a draw from now on."""
         self._key = b""
-        (self._folder / KEY).unlink(missing_ok=True)
+        forget_key(self._folder)
 
     def _choose(self, request: Request, step: int) -> _Draw | None:
         """The draw that was noted for this very question, otherwise a new one; `None` if no token is left to pay for it."""
@@ -203,6 +206,11 @@ class ExactCurator:
         return Stream(
             hashlib.blake2b(message, key=self._key, digest_size=KEY_BYTES, person=b"apportion exact").digest()
         )
+
+
+def forget_key(folder: Path) -> None:
+    """Delete the key of a run that has ended."""
+    (folder / KEY).unlink(missing_ok=True)
 
 
 def _key_of(path: Path, *, new: bool) -> bytes:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 REPORTS = 25
 """How often a run is looked at: the budget spent so far is priced, the model evaluated."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One step. There is no field for a raw loss, norm, count or batch size, so none can be logged.
 
@@ -34,6 +34,16 @@ class Entry:
     def as_json(self) -> dict[str, Any]:
         """As it stands in history files: single values instead of lists of one."""
         return {key: _single(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+
+def as_columns(entries: Sequence[Entry]) -> dict[str, list[Any]]:
+    """The history of a long run, compact: one list for each field."""
+    return {field.name: [getattr(entry, field.name) for entry in entries] for field in fields(Entry)}
+
+
+def from_columns(columns: dict[str, list[Any]]) -> list[Entry]:
+    """What `as_columns` was given."""
+    return [Entry(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)]
 
 
 def is_report_step(step: int, steps: int) -> bool:

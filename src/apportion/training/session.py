@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ from apportion.request import Released, Request
 from apportion.strategies.clip import Clip
 from apportion.strategies.noise import NoiseSchedule
 from apportion.training.checkpoint import CHECKPOINT, Checkpoints, restored
-from apportion.training.exact import ExactCurator
-from apportion.training.history import Entry, is_report_step
+from apportion.training.exact import ExactCurator, forget_key
+from apportion.training.history import Entry, as_columns, from_columns, is_report_step
 from apportion.training.optimizers import require_plain_step, require_same_parameters
 from apportion.training.plan import Plan, make_plan
 from apportion.training.recovery import Recovery, configuration
@@ -98,12 +98,17 @@ class Session:
         entry = Entry(
             step=self.step,
             epoch=self._context(self.step).epoch,
-            clip=tuple(release.threshold for release in released.request.releases),
-            noise_multiplier=released.request.noise_multiplier,
-            learning_rate=learning_rate,
+            clip=self._shared("clip", tuple(release.threshold for release in released.request.releases)),
+            noise_multiplier=self.plan.multipliers[self.step - 1],
+            learning_rate=self._shared("learning_rate", learning_rate),
         )
         self.entries.append(entry)
         return entry
+
+    def _shared(self, field: str, values: tuple[float, ...]) -> tuple[float, ...]:
+        """The last entry's tuple if it is equal: a long run with a constant schedule keeps one instead of thousands."""
+        last: tuple[float, ...] | None = getattr(self.entries[-1], field) if self.entries else None
+        return values if last is None or last != values else last
 
     def state(self) -> dict[str, Any]:
         """All that moves, except the records and the random generators."""
@@ -122,7 +127,7 @@ class Session:
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
         self._clip_state = state["clip"]
-        self.entries = [Entry(**entry) for entry in state["history"]]
+        self.entries = from_columns(state["history"])
 
     def write_checkpoint(self) -> None:
         """Make the state durable, with the history and what the ledger said by then."""
@@ -132,8 +137,7 @@ class Session:
                 "spent": self.account.spent,
                 "head": self.account.ledger.head(),
             }
-            history = [asdict(entry) for entry in self.entries]
-            self.checkpoints.write({**self.state(), "history": history, "account": books})
+            self.checkpoints.write({**self.state(), "history": as_columns(self.entries), "account": books})
 
     def write_checkpoint_if_due(self) -> None:
         if self.checkpoints is not None and self.step % self.checkpoints.every == 0:
@@ -243,7 +247,9 @@ def open_session(
         if earlier is None and books.path is not None and ledger is None:
             books.path.unlink()  # ours, and nothing was ever charged to it
         raise
-    if recovery.mode == "exact" and out is not None and account.left:
+    if recovery.mode == "exact" and out is not None and not account.left:
+        forget_key(out)  # the run had ended, and died before it could tidy up
+    elif recovery.mode == "exact" and out is not None:
         session.curator = ExactCurator(
             lambda source: curator(source, source),
             account,

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from apportion.accounting.ledger import Ledger
+from apportion.curator.randomness import KEY_STREAM
 from apportion.training.plan import describe
 from apportion.training.session import Session
 from apportion.training.versions import package_versions
@@ -69,7 +70,7 @@ def statement(session: Session) -> dict[str, Any]:
         else "in memory only: a crash would forget it",
         "data_set": data_set(session.account.ledger, session.account.run),
         "assumptions": list(OWN_LOOP) if session.own_loop else [],
-        "randomness": "ChaCha20 key stream, 256-bit key from "
+        "randomness": f"{KEY_STREAM}, 256-bit key from "
         + ("the operating system" if session.randomness.private else "a fixed seed"),
         "covered": list(COVERED),
         "not_covered": [

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from apportion.budget import Public
 from apportion.errors import DataNotFound, InvalidArgument
@@ -103,7 +103,7 @@ def _pixels(path: Path) -> np.ndarray[Any, Any]:
     try:
         with Image.open(path) as image:
             return np.array(image.convert("RGB")).transpose(2, 0, 1)
-    except (UnidentifiedImageError, OSError) as problem:
+    except Exception as problem:  # a damaged image can fail in any way
         raise InvalidArgument("file", str(path), f"it is not a readable image ({problem})", "Remove it") from None
 
 

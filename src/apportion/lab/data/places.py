@@ -60,7 +60,9 @@ def _chosen(data_dir: Path | str | None) -> list[Path]:
     import platformdirs
 
     given = [data_dir, os.environ.get(VARIABLE)]
-    return [Path(place).expanduser() for place in given if place] + [platformdirs.user_cache_path("apportion") / "data"]
+    return [Path(os.path.expanduser(place)) for place in given if place] + [
+        platformdirs.user_cache_path("apportion") / "data"
+    ]
 
 
 def _folders(entry: Entry, place: Path) -> list[Path]:

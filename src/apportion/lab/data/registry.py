@@ -5,11 +5,13 @@ The number of records, classes and shapes are public facts, written here by hand
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
 from apportion import validate
+from apportion.errors import ApportionError, InvalidArgument
 from apportion.lab.data import checksums, places
 from apportion.lab.data.dataset import DataSet
 from apportion.lab.data.entry import Archive, Entry, Extra, Mirror, Package
@@ -224,11 +226,21 @@ def load(name: str, data_dir: Path | str | None = None) -> DataSet:
     if name.startswith(FOLDER):
         from apportion.lab.data import folders
 
-        return folders.read_path(Path(name.removeprefix(FOLDER)).expanduser())
+        return folders.read_path(Path(os.path.expanduser(name.removeprefix(FOLDER))))
     entry = entry_of(name)
     folder = Path() if entry.built_in else places.find(entry, data_dir)
     if folder is None:
         raise places.not_found(entry, data_dir)
     module, function = entry.reader.split(":")
     reader: Callable[[Entry, Path], DataSet] = getattr(import_module(f"{__package__}.{module}"), function)
-    return reader(entry, folder)
+    try:
+        return reader(entry, folder)
+    except (ApportionError, OSError):
+        raise
+    except Exception as problem:  # damaged files can fail in any way
+        raise InvalidArgument(
+            "data",
+            name,
+            f"the files in {folder} cannot be read ({type(problem).__name__}: {problem})",
+            "Delete them and fetch the data set again",
+        ) from problem

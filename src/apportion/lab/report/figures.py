@@ -74,9 +74,13 @@ class Point:
 
 def number(value: Any) -> float | None:
     """Return `value` as a finite float, or None where there is no such number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    try:
+        found = float(value)
+    except OverflowError:  # an integer beyond all floats
+        return None
+    return found if math.isfinite(found) else None
 
 
 def slots(runs: Iterable[Run]) -> dict[str, int]:

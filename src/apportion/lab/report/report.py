@@ -48,7 +48,7 @@ def read_results(path: Path | str) -> dict[str, Any]:
         raise InvalidArgument(
             "path", str(file), f"it cannot be read ({error.strerror})", "Check its permissions"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgument("path", str(file), f"it is not valid JSON ({error})", RERUN) from None
     if problem := _problem(found):
         raise InvalidArgument("path", str(file), problem, RERUN)
@@ -66,7 +66,7 @@ def write_report(results: Mapping[str, Any], path: Path | str, *, title: str | N
     page = _render(_view(results, title))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page, encoding="utf-8")
+        target.write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:
         reason = f"it cannot be written ({error.strerror})"
         raise InvalidArgument("path", str(target), reason, "Choose a place that can be written to") from None

@@ -1,0 +1,187 @@
+"""What two recorded runs on neighbouring data sets say about the guarantee."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from scipy.stats import chi2
+from torch import nn
+
+from apportion.audit.recorder import Recorder, Step
+from apportion.audit.report import Finding, Kind
+from apportion.audit.state import differences
+from apportion.curator.clipping import group_names
+from apportion.curator.gradients.reference import trained_parameters
+from apportion.request import Event, Request
+
+_ROUNDING = 1e-9  # float64 sums of a few records
+_CHANCE = 1e-9  # probability that sound noise is called unsound
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What was said in public before the run."""
+
+    model: nn.Module
+    expected_batch_size: float
+
+    def groups(self, request: Request) -> list[tuple[int, str]]:
+        """(release, parameter) of every noise call that the request leads to, in order."""
+        trained = list(trained_parameters(self.model))
+        return [(j, name) for j, release in enumerate(request.releases) for name in group_names(release, trained)]
+
+
+def inspect_run(run: Recorder, neighbour: str, declared: Declared, size: int) -> Iterator[Finding]:
+    """What a single run shows: each draw charged, tossed fairly, noised as charged, and handed out as noised.
+
+    Args:
+        size: how many records the data set has.
+    """
+    for number, step in enumerate(run.steps, start=1):
+        if len(step.charged) != number:
+            yield Finding(
+                neighbour, "charge", f"the ledger held {len(step.charged)} charges when draw {number} began", number
+            )
+        event = run.charged[number - 1] if number <= len(run.charged) else None
+        if event is not None:
+            yield from _inspect_coins(step, neighbour, number, event, size)
+        if run.failure is not None and step is run.steps[-1]:
+            return  # an exception ended it: it has no answer to judge
+        yield from _inspect_answer(step, neighbour, number, event, declared)
+
+
+def _inspect_coins(step: Step, neighbour: str, number: int, event: Event, size: int) -> Iterator[Finding]:
+    if [count for count, _ in step.coins] != [size] or any(rate > event.sample_rate for _, rate in step.coins):
+        text = f"coins (how many, rate) {step.coins} for {size} records at a charged rate of {event.sample_rate:g}"
+        yield Finding(neighbour, "sampling", text, number)
+    elif step.read != step.members:
+        yield Finding(neighbour, "sampling", "other records were read than those whose coin fell true", number)
+
+
+def _inspect_answer(
+    step: Step, neighbour: str, number: int, event: Event | None, declared: Declared
+) -> Iterator[Finding]:
+    released = step.released
+    if released is None:
+        return  # charged and never answered: a waste, but no leak
+    groups = declared.groups(released.request)
+    if len(step.calls) != len(groups) or sorted(released.gradient) != sorted(name for _, name in groups):
+        text = (
+            f"{len(step.calls)} noise calls and {len(released.gradient)} answers for {len(groups)} trained parameters"
+        )
+        yield Finding(neighbour, "calls", text, number)
+        return
+    if not all(call.own_stream for call in step.calls):
+        yield Finding(neighbour, "noise", "noise was drawn from another stream than the draw's own", number)
+    # One noise call of each release stands for it: all calls of a release have the same standard deviation, or the largest
+    # quotient counts.
+    quotients: dict[int, float] = {}
+    for (j, name), call in zip(groups, step.calls, strict=True):
+        sensitivity = released.request.releases[j].sensitivity
+        quotients[j] = max(quotients.get(j, 0.0), _quotient(sensitivity, call.standard_deviation))
+        answer = (call.noisy / declared.expected_batch_size).to(released.gradient[name].dtype)
+        if not torch.equal(answer, released.gradient[name]):
+            text = f"{name} is not the noisy sum divided by the declared {declared.expected_batch_size:g}"
+            yield Finding(neighbour, "release", text, number, j)
+    joint = math.sqrt(math.fsum(quotient**2 for quotient in quotients.values()))
+    if event is not None and not joint <= (1 + _ROUNDING) / event.noise_multiplier:
+        text = f"sensitivity over noise is {joint:.6g}, but 1/{event.noise_multiplier:.6g} was charged"
+        yield Finding(neighbour, "multiplier", text, number, None, joint, 1 / event.noise_multiplier)
+
+
+def inspect_noise(run: Recorder, neighbour: str) -> Iterator[Finding]:
+    """Whether the noise that was really added has the declared size: Σ((noisy − exact)/s)² against χ²."""
+    residuals = [
+        ((call.noisy - call.exact_sum) / call.standard_deviation).flatten() for step in run.steps for call in step.calls
+    ]
+    normals = torch.cat([torch.zeros(0, dtype=torch.float64), *residuals])
+    if not len(normals):
+        return
+    total, count = float(normals.square().sum()), len(normals)
+    if not min(chi2.cdf(total, count), chi2.sf(total, count)) > _CHANCE:
+        measured = math.sqrt(total / count)
+        text = f"the noise has {measured:.3g} times the declared standard deviation ({count} numbers)"
+        yield Finding(neighbour, "noise", text, None, None, measured, 1.0)
+
+
+def compare(before: Recorder, after: Recorder, neighbour: str) -> Iterator[Finding]:
+    """What tells the runs on D and D′ apart although both handed out the same noisy values. Each kind is told once."""
+    if before.failure != after.failure:
+        text = f"D: {before.failure or 'no exception'}; neighbour: {after.failure or 'no exception'}"
+        yield Finding(neighbour, "error", f"an exception tells the data sets apart ({text})", len(after.steps))
+    elif len(before.steps) != len(after.steps):
+        yield Finding(neighbour, "calls", f"{len(before.steps)} draws became {len(after.steps)}")
+    if before.charged != after.charged:
+        yield Finding(neighbour, "charge", "other events were charged")
+    for number, (one, other) in enumerate(zip(before.steps, after.steps, strict=False), start=1):
+        if one.released and other.released and one.released.request != other.released.request:
+            text = f"{one.released.request} became {other.released.request}"
+            yield Finding(neighbour, "request", f"the strategies asked something else: {text}", number)
+            break
+    for number, (one, other) in enumerate(zip(before.steps, after.steps, strict=False), start=1):
+        if _signature(one) != _signature(other):
+            yield Finding(
+                neighbour, "calls", "shape, type, number or standard deviation of the noise calls differ", number
+            )
+            break
+    for number, (earlier, later) in enumerate(zip(before.states(), after.states(), strict=False)):
+        if different := differences(earlier, later):
+            more = "" if len(different) <= 3 else f" and {len(different) - 3} more"
+            yield Finding(neighbour, "state", f"{', '.join(different[:3])}{more} differ after this step", number)
+            break
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far one record moved a release (or, with `release=None`, the whole answer in units of its noise)."""
+
+    step: int
+    release: int | None
+    measured: float
+    allowed: float
+
+    @property
+    def ratio(self) -> float:
+        return self.measured / self.allowed
+
+    @property
+    def within(self) -> bool:
+        return self.measured <= self.allowed * (1 + _ROUNDING)
+
+    def finding(self, neighbour: str) -> Finding:
+        what = "the whole answer, in units of its noise," if self.release is None else f"release {self.release + 1}"
+        text = f"one record moved {what} by {self.measured:.6g}, and {self.allowed:.6g} is allowed"
+        kind: Kind = "multiplier" if self.release is None else "sensitivity"
+        return Finding(neighbour, kind, text, self.step, self.release, self.measured, self.allowed)
+
+
+def distances(before: Recorder, after: Recorder, multiple: float, declared: Declared) -> Iterator[Distance]:
+    """‖S_j(D) − S_j(D′)‖ against multiple·Δ_j for each release j, and √(Σ_j (‖…‖/s_j)²) against multiple/z of what was charged."""
+    for number, (one, other) in enumerate(zip(before.steps, after.steps, strict=False), start=1):
+        if _signature(one) != _signature(other):
+            continue
+        moved = [_distance(a.exact_sum, b.exact_sum) for a, b in zip(one.calls, other.calls, strict=True)]
+        if number <= len(after.charged):
+            joint = math.hypot(*map(_quotient, moved, (call.standard_deviation for call in other.calls)))
+            yield Distance(number, None, joint, multiple / after.charged[number - 1].noise_multiplier)
+        if other.released is None or len(groups := declared.groups(other.released.request)) != len(moved):
+            continue
+        for j, release in enumerate(other.released.request.releases):
+            measured = math.hypot(*(distance for distance, (k, _) in zip(moved, groups, strict=True) if k == j))
+            yield Distance(number, j, measured, multiple * release.sensitivity)
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    distance = float(torch.linalg.vector_norm(one.double() - other.double()))
+    return math.inf if math.isnan(distance) else distance
+
+
+def _quotient(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator > 0 else math.inf
+
+
+def _signature(step: Step) -> list[tuple[torch.Size, torch.dtype, float]]:
+    return [(call.exact_sum.shape, call.exact_sum.dtype, call.standard_deviation) for call in step.calls]

@@ -1,0 +1,169 @@
+"""The instruments that stand around a run: they watch its coins, its reads, its charges, its noise and its public state.
+
+On D noise is real and every noisy sum is kept. On D′ the kept values are handed out again whatever the exact sum is. From then on
+both runs see the same released values, so whatever still differs in public has come past the mechanism.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from apportion.audit.state import State, public_state
+from apportion.curator import mechanisms
+from apportion.curator.randomness import KEY_BYTES, DrawStreams, Randomness, Stream
+from apportion.request import Event, Released
+from apportion.training.session import Session
+
+LONE_STEP = 2
+"""In this step no other record's coin falls true: one of the two batches is empty."""
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseCall:
+    """One call of the mechanism: what it was given and what it answered."""
+
+    exact_sum: Tensor
+    standard_deviation: float
+    noisy: Tensor
+    own_stream: bool
+
+
+@dataclass(eq=False)
+class Step:
+    """One draw, from its coins to its answer.
+
+    Args:
+        before: the public state when the coins were tossed.
+        charged: the events in the ledger by then.
+        noise: the stream that belongs to this draw.
+        coins: (how many, with which probability) for every toss.
+        members, read: the records whose coin fell true, and those that were read.
+    """
+
+    before: State
+    charged: tuple[Event, ...]
+    noise: Stream
+    coins: list[tuple[int, float]] = field(default_factory=list)
+    members: set[int] = field(default_factory=set)
+    read: set[int] = field(default_factory=set)
+    calls: list[NoiseCall] = field(default_factory=list)
+    released: Released | None = None
+
+
+class Diverged(Exception):
+    """D′ asked for noise that D had not asked for: there is nothing to hand out."""
+
+
+class Recorder:
+    """Watches one run.
+
+    Args:
+        common: how many records both data sets share; the one after them is in every batch.
+        kept: the noisy sums to hand out, by step and call; `None` to add real noise.
+        secret: which secret stream dropout would have.
+    """
+
+    def __init__(self, common: int, kept: Recorder | None = None, secret: int = 0):
+        self.common, self._kept = common, kept
+        self.randomness = _Draws(self, secret)
+        self.session: Session | None = None
+        self.steps: list[Step] = []
+        self.after: State = {}
+        self.charged: tuple[Event, ...] = ()
+        self.failure: str | None = None
+
+    def watch(self, session: Session) -> None:
+        """Follow `session` from now on."""
+        self.session = session
+        apply = session.apply
+
+        def watched(released: Released) -> object:
+            self.steps[-1].released = released
+            return apply(released)
+
+        session.apply = watched  # type: ignore[assignment,method-assign]
+
+    def finish(self) -> None:
+        """Write down how the run ended."""
+        if self.session is not None:
+            self.after, self.charged = public_state(self.session), self._events()
+
+    def states(self) -> list[State]:
+        """The public state before every step and at the end."""
+        return [*(step.before for step in self.steps), self.after]
+
+    def begin(self, noise: Stream) -> Step:
+        """A draw begins."""
+        assert self.session is not None
+        self.steps.append(Step(public_state(self.session), self._events(), noise))
+        return self.steps[-1]
+
+    def read(self, indices: NDArray[np.int64]) -> None:
+        """Records were read."""
+        if self.steps:
+            self.steps[-1].read.update(indices.tolist())
+
+    def mechanism(self, exact_sum: Tensor, standard_deviation: float, noise: Stream) -> Tensor:
+        """Real noise, or the answer that was kept for this call."""
+        step = self.steps[-1]
+        if self._kept is None:
+            noisy = mechanisms.gaussian(exact_sum, standard_deviation, noise)
+        else:
+            noisy = self._kept_answer(exact_sum)
+        step.calls.append(NoiseCall(exact_sum.clone(), standard_deviation, noisy.clone(), noise is step.noise))
+        return noisy
+
+    def _kept_answer(self, exact_sum: Tensor) -> Tensor:
+        assert self._kept is not None
+        number, call = len(self.steps) - 1, len(self.steps[-1].calls)
+        kept = self._kept.steps[number].calls if number < len(self._kept.steps) else []
+        if call >= len(kept) or kept[call].noisy.shape != exact_sum.shape:
+            raise Diverged(
+                f"noise call {call + 1} of step {number + 1}, of shape {tuple(exact_sum.shape)}, is a new one"
+            )
+        return kept[call].noisy.clone()
+
+    def _events(self) -> tuple[Event, ...]:
+        assert self.session is not None
+        account = self.session.account
+        return () if account.run is None else tuple(account.ledger.events(account.run))
+
+
+class _Draws(Randomness):
+    """Reproducible streams, in which the last record is always drawn."""
+
+    def __init__(self, recorder: Recorder, secret: int):
+        super().__init__(bytes(KEY_BYTES), private=False)
+        self._recorder = recorder
+        self._secret = Randomness(bytes([secret]) * KEY_BYTES, private=False)
+
+    def next_draw(self) -> DrawStreams:
+        streams = super().next_draw()
+        step = self._recorder.begin(streams.noise)
+        alone = len(self._recorder.steps) == LONE_STEP
+        return DrawStreams(
+            _Coins(streams.coins, step, self._recorder.common, alone), streams.noise, self._secret.next_draw().model
+        )
+
+
+class _Coins(Stream):
+    """The coins of the common records are the same on every data set, and those of all further records fall true."""
+
+    def __init__(self, stream: Stream, step: Step, common: int, alone: bool):
+        self._stream, self._step, self._common, self._alone = stream, step, common, alone
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        return self._stream.words(count)
+
+    def coins(self, count: int, probability: float) -> NDArray[np.bool_]:
+        tossed = np.ones(count, dtype=bool)
+        tossed[: self._common] = self._stream.coins(min(count, self._common), probability)
+        if self._alone:
+            tossed[: self._common] = False
+        self._step.coins.append((count, probability))
+        self._step.members = set(np.flatnonzero(tossed).tolist())
+        return tossed

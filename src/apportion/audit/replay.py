@@ -1,0 +1,204 @@
+"""The replay audit: the same run on two neighbouring data sets, with the same noisy answers.
+
+Steps are taken on D, and every noisy sum is kept. Then they are taken on D′, and the kept sums are handed out whatever the exact ones
+are. If the guarantee is what it says, then
+
+- both runs do the same: the same requests, charges and noise calls, and bit for bit the same weights, buffers, optimiser state,
+  strategy state and history, because all of them follow from the same released values;
+- the exact sums lie no further apart than the sensitivity that each release declared;
+- all releases of a step together, each in units of its noise, lie no further apart than 1/z of the event that was *charged*.
+
+The first point shows leaks past the noise, the second a broken clip, the third a wrong price. None of them needs many runs: it takes
+less than a second and finds deterministic faults with certainty. It says nothing about data sets and settings that were not
+replayed, and little about the quality of the random numbers.
+
+Source of the idea: Re:cord-play (arXiv 2602.17454).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from apportion import validate
+from apportion.audit.comparison import Declared, compare, distances, inspect_noise, inspect_run
+from apportion.audit.neighbours import Neighbour, neighbours, outlier_of
+from apportion.audit.recorder import LONE_STEP, Recorder
+from apportion.audit.report import SHARP, Finding, Measured, ReplayReport
+from apportion.audit.state import differences
+from apportion.audit.subject import Loop, Subject, without_dropout
+from apportion.budget import Budget, Record
+from apportion.curator.curator import Execution, LossFunction
+from apportion.curator.gradients.reference import Mode
+from apportion.curator.records import Batch, as_records
+from apportion.curator.tree import map_tensors
+from apportion.errors import InvalidArgument
+from apportion.strategies.clip import Clip, Fixed
+from apportion.strategies.noise import Constant, NoiseSchedule
+from apportion.training.optimizers import OptimizerFactory
+from apportion.training.record_loss import Reduction
+from apportion.training.sampling import Sampling
+from apportion.training.session import require_trainable
+
+RECORDS = 12
+"""How many records the data sets share."""
+SAMPLE_RATE = 0.5
+
+
+def replay(
+    model: nn.Module,
+    loss_fn: LossFunction | None,
+    train_data: Any,
+    *,
+    clip: Clip | None = None,
+    noise: NoiseSchedule | None = None,
+    steps: int = 4,
+    optimizer: str | OptimizerFactory = "momentum",
+    lr: float = 0.1,
+    execution: Execution | None = None,
+    engine: Mode | None = None,
+    loop: Loop | None = None,
+    loss_reduction: Reduction = "mean",
+    scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+    budget: Budget | None = None,
+) -> ReplayReport:
+    """Replay a few steps of private training on neighbouring data sets and report whatever tells them apart.
+
+    Args:
+        model, loss_fn, train_data, clip, noise, optimizer, lr, execution: as in `train`. Twelve records are used; the model passed in
+            is not changed.
+        steps: at least two. In the second one of the two batches is empty.
+        engine: how per-record gradients are computed, "vmap" or "loop"; by default what `train` would choose.
+        loop: a training loop of one's own, called with a `Private` as `make_private` returns it; `loss_fn` may then be None.
+        loss_reduction, scheduler: for such a loop, as in `make_private`; the scheduler as a function of the optimiser.
+        budget: by default one that affords the steps.
+
+    Returns:
+        A `ReplayReport`: `report.ok`, `report.findings`, `report.require()`.
+
+    Raises:
+        InvalidArgument, UnsupportedModel: as `train` would, or because the runs cannot be compared.
+    """
+    validate.whole("steps", steps, "one of the steps has an empty batch", "Use steps=4", least=LONE_STEP)
+    if loss_fn is None and loop is None:
+        raise InvalidArgument(
+            "loss_fn", None, "there is nothing to differentiate", "Pass a loss, or a loop of your own"
+        )
+    data = as_records(train_data)
+    subject_model, silenced = without_dropout(model)
+    mode = require_trainable(subject_model, None if loop else loss_fn, data)
+    everyone = data.batch(np.arange(RECORDS + 1) % len(data))
+    common, record = (
+        map_tensors(lambda tensor, part=part: tensor[part], everyone) for part in (slice(RECORDS), slice(RECORDS, None))
+    )
+    noise = noise or Constant()
+    subject = Subject(
+        model=subject_model,
+        loss_fn=loss_fn,
+        loop=loop,
+        loss_reduction=loss_reduction,
+        optimizer=optimizer,
+        lr=lr,
+        scheduler=scheduler,
+        clip=clip or Fixed(),
+        noise=noise,
+        budget=budget
+        or Budget(epsilon=8.0 if getattr(noise, "multiplier", None) is None else 1e3, delta=1e-5, unit=Record()),
+        sampling=Sampling(population=RECORDS, sample_rate=SAMPLE_RATE, steps=steps),
+        execution=execution or Execution(),
+        engine=engine or mode,
+    )
+    with torch.random.fork_rng(devices=[]):
+        outlier = outlier_of(subject.model, None if loop else loss_fn, subject.engine, common, record)
+        pairs = neighbours(record, outlier, broken=loop is None)
+        report = _Audit(subject, common, record).report(pairs)
+    notes = [f"dropout was switched off to make the runs comparable: {', '.join(silenced)}"] if silenced else []
+    if loop is not None:
+        notes.append(
+            "a loop of your own raises on records that it cannot evaluate, such as a label out of range: not replayed"
+        )
+    if report.largest_ratio < SHARP:
+        notes.append(
+            f"no record moved a release by more than {report.largest_ratio:.2g} of what is allowed: a clip that is a little too "
+            "loose would not have been seen. Audit with a smaller threshold as well"
+        )
+    return replace(report, notes=tuple(notes))
+
+
+class _Audit:
+    """Runs one subject on pairs of neighbours."""
+
+    def __init__(self, subject: Subject, common: Batch, record: Batch):
+        self._subject, self._common, self._record = subject, common, record
+        self._declared = Declared(subject.model, subject.sampling.expected_batch_size)
+
+    def report(self, pairs: tuple[Neighbour, ...]) -> ReplayReport:
+        """Record on D with and without the last record, then replay on every neighbour."""
+        present = Recorder(RECORDS)
+        self._watched(present, self._record, forgiving=False)
+        self._require_comparable(present)
+        absent = Recorder(RECORDS)
+        self._watched(absent, None)
+        findings = [
+            finding
+            for name, size, run in (("D", RECORDS, absent), ("D with a record more", RECORDS + 1, present))
+            for finding in (*inspect_run(run, name, self._declared, size), *inspect_noise(run, name))
+        ]
+        measured, runs = [], []
+        for pair in pairs:
+            before = absent if pair.before is None else present
+            after = Recorder(RECORDS, before)
+            self._watched(after, pair.after, readable=pair.readable)
+            found, ratio = self._judge(pair, before, after)
+            findings += found
+            measured.append(Measured(pair.name, ratio, len(found)))
+            runs.append(after)
+        return ReplayReport(
+            findings=tuple(findings),
+            neighbours=tuple(measured),
+            steps=sum(len(run.steps) for run in runs),
+            noise_calls=sum(len(step.calls) for run in runs for step in run.steps),
+            state_entries=sum(len(state) for run in runs for state in run.states()),
+        )
+
+    def _judge(self, pair: Neighbour, before: Recorder, after: Recorder) -> tuple[list[Finding], float]:
+        size = RECORDS + (pair.after is not None)
+        found = [*inspect_run(after, pair.name, self._declared, size), *compare(before, after, pair.name)]
+        measured = list(distances(before, after, pair.multiple, self._declared))
+        found += [distance.finding(pair.name) for distance in measured if not distance.within]
+        return found, max((distance.ratio for distance in measured), default=0.0)
+
+    def _watched(
+        self, recorder: Recorder, last: Batch | None, *, readable: bool = True, forgiving: bool = True, seed: int = 0
+    ) -> None:
+        """Run, and keep an exception as what it is here: an observation."""
+        torch.manual_seed(seed)
+        try:
+            self._subject.run(self._common, last, recorder, readable=readable)
+        except Exception as error:
+            if not forgiving:
+                raise
+            recorder.failure = f"{type(error).__name__}: {error}"
+        recorder.finish()
+
+    def _require_comparable(self, first: Recorder) -> None:
+        """The same data with other secret random bits must give the same sums, or a difference would mean nothing."""
+        again = Recorder(RECORDS, first, secret=1)
+        self._watched(again, self._record, seed=1)
+        moved = [distance.measured for distance in distances(first, again, 1.0, self._declared)]
+        states = zip(first.states(), again.states(), strict=False)
+        public = {path for one, other in states for path in differences(one, other)} - {"generator"}
+        if again.failure is not None or public or any(distance > 1e-5 for distance in moved):
+            raise InvalidArgument(
+                "model" if self._subject.loop is None else "loop",
+                type(self._subject.model).__name__,
+                "it draws random numbers of its own besides dropout, or remembers earlier runs, so that two runs cannot be compared",
+                "Audit it with that switched off",
+            )

@@ -1,0 +1,191 @@
+"""A curator whose raw tensors cannot be looked at from outside.
+
+Records, per-record outputs and losses, gradients and running sums are `Sealed` tensors. Any access to one (an operator, a method, an
+attribute, a conversion, printing it) raises `SealedAccess` unless the curator is at work. Only the mechanism turns a sealed sum into
+an ordinary tensor. So a strategy that got hold of a raw value, by whatever way, cannot use it.
+
+This shows mistakes; it is no prison. Code that calls torch's internals to switch subclasses off gets around it, and so does code that
+reads the memory of the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
+
+from apportion.curator import mechanisms
+from apportion.curator.clipping import Rows
+from apportion.curator.curator import Charges, Curator, Draw, Draws, Execution, LossFunction
+from apportion.curator.gradients.reference import ReferenceGradients
+from apportion.curator.randomness import Stream
+from apportion.curator.records import Batch, Records
+from apportion.curator.tree import map_tensors
+from apportion.request import Released, Request
+from apportion.training.session import Session
+
+_inside: ContextVar[bool] = ContextVar("inside the curator", default=False)
+
+
+_LOOKED_UP_BY_TORCH = ("__class__", "__torch_function__", "__torch_dispatch__")
+"""By these names torch finds the methods that refuse."""
+
+
+class SealedAccess(BaseException):
+    """A raw value was touched outside the curator. No `except Exception` hides it."""
+
+
+@contextmanager
+def inside() -> Iterator[None]:
+    """The curator is at work: sealed tensors are ordinary ones."""
+    token = _inside.set(True)
+    try:
+        yield
+    finally:
+        _inside.reset(token)
+
+
+class Sealed(Tensor):
+    """A tensor that only the curator may use. What is computed from it is sealed too."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if not _inside.get() and name not in _LOOKED_UP_BY_TORCH:
+            raise SealedAccess(f"a raw tensor was asked for {name!r} outside the curator")
+        return super().__getattribute__(name)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, arguments: Any = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        if not _inside.get():
+            raise SealedAccess(
+                f"a raw tensor was given to {getattr(function, '__name__', function)} outside the curator"
+            )
+        return super().__torch_function__(function, types, arguments, named or {})
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Callable[..., Any], types: Any, arguments: Any = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        """Below all operators, also for constructors such as torch.tensor(x), which __torch_function__ is not asked about."""
+        if not _inside.get():
+            raise SealedAccess(f"a raw tensor was given to {function} outside the curator")
+        with no_dispatch():
+            return function(*arguments, **(named or {}))
+
+    # Python and NumPy look these up on the type and would not ask __getattribute__.
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return "Sealed(...)"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise SealedAccess("a raw tensor was copied or stored")
+
+    def __array__(self, dtype: Any = None) -> NDArray[Any]:
+        raise SealedAccess("a raw tensor was turned into an array")
+
+    def __dlpack__(self, *arguments: Any, **options: Any) -> Any:
+        raise SealedAccess("a raw tensor was exported")
+
+
+def seal(tree: Any) -> Any:
+    """The same structure, its tensors sealed."""
+    with inside():
+        return map_tensors(_sealed_tensor, tree)
+
+
+def _sealed_tensor(tensor: Tensor) -> Tensor:
+    if tensor.requires_grad:
+        return tensor.as_subclass(Sealed)  # keeps the graph
+    return Tensor._make_subclass(Sealed, tensor)  # keeps no ordinary tensor as its base
+
+
+def unseal(tree: Any) -> Any:
+    """The same structure with ordinary tensors. Works inside the curator only."""
+    with no_dispatch():
+        return map_tensors(lambda tensor: tensor.as_subclass(Tensor), tree)
+
+
+def declassifying_gaussian(exact_sum: Tensor, standard_deviation: float, noise: Stream) -> Tensor:
+    """The one way out: noise makes an ordinary tensor of a sealed sum."""
+    return mechanisms.gaussian(unseal(exact_sum), standard_deviation, noise)
+
+
+class SealedGradients(ReferenceGradients):
+    """The reference engine behind the seal: opens what it is given, seals what it hands on."""
+
+    def forward(self, inputs: Any) -> Any:
+        return seal(super().forward(unseal(inputs)))
+
+    def record_losses(self, loss_fn: LossFunction, outputs: Any, targets: Any) -> Tensor:
+        sealed: Tensor = seal(super().record_losses(loss_fn, unseal(outputs), unseal(targets)))
+        return sealed
+
+    def rows(self) -> dict[str, Tensor]:
+        sealed: dict[str, Tensor] = seal(super().rows())
+        return sealed
+
+
+class SealedDraw(Draw):
+    """An open draw with sealed sums."""
+
+    def __init__(self, draw: Draw):
+        vars(self).update(vars(draw))
+        self._sums = seal(self._sums)
+
+    def add(self, rows: Rows) -> None:
+        with inside():
+            super().add(rows)
+
+    def release(self) -> Released:
+        with inside():
+            return super().release()
+
+
+class SealedCurator(Curator):
+    """A curator that opens its seals only while it answers.
+
+    Args: as `Curator`; `records` are sealed here.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        engine: SealedGradients,
+        charges: Charges,
+        randomness: Draws,
+        execution: Execution | None = None,
+    ):
+        super().__init__(_sealed_records(records), engine, charges, randomness, execution, declassifying_gaussian)
+
+    def open(self, request: Request) -> Draw:
+        return SealedDraw(super().open(request))
+
+    def answer(self, request: Request, loss_fn: LossFunction) -> Released:
+        with inside():
+            return super().answer(request, loss_fn)
+
+
+def seal_session(session: Session, records: Records, execution: Execution | None = None) -> None:
+    """Put a sealed curator into a session that has not taken a step yet."""
+    engine = SealedGradients(session.model, session.engine.mode)
+    session.engine = engine
+    session.curator = SealedCurator(records, engine, session.account, session.randomness, execution)
+
+
+def _sealed_records(records: Records) -> Records:
+    """All records are read once and sealed; a batch of them is sealed too, as everything that is computed from them."""
+    everyone = seal(records.batch(np.arange(len(records))))
+
+    def batch(indices: NDArray[np.int64]) -> Batch:
+        chosen = torch.from_numpy(indices)
+        pair: Batch = map_tensors(lambda tensor: tensor.index_select(0, chosen), everyone)
+        return pair
+
+    return Records(len(records), batch, records.example)

@@ -1,0 +1,81 @@
+"""The statistical audit as a page that needs no network: the scores of the canaries, and the lower bounds beside the claim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from plotly.subplots import make_subplots
+
+from apportion.audit.statistical import AuditResult
+from apportion.errors import InvalidArgument
+
+_MEMBERS, _OTHERS, _CLAIM = "#0072b2", "#d55e00", "#333333"
+_SHOWN = 8.0  # how far from the median scores are drawn, in multiples of their middle half
+
+
+def write_audit(result: AuditResult, out: Path) -> Path:
+    """Draw `result`. If clipping fails, scores are huge: those beyond the drawn range stand in its outermost bars."""
+    figure = make_subplots(
+        rows=1,
+        cols=2,
+        column_widths=[0.6, 0.4],
+        subplot_titles=("scores of the canaries", f"ε at δ = {result.delta:g}"),
+    )
+    scores = np.array(result.members + result.others)
+    lower, middle, upper = np.quantile(scores, (0.25, 0.5, 0.75))
+    reach = _SHOWN * (upper - lower)
+    low, high = max(scores.min(), middle - reach), min(scores.max(), middle + reach)
+    for name, values, colour in (
+        ("not in the data", result.others, _OTHERS),
+        ("in the data", result.members, _MEMBERS),
+    ):
+        counts, edges = np.histogram(np.clip(values, low, high), bins=80, range=(low, high))
+        figure.add_bar(
+            x=(edges[:-1] + edges[1:]) / 2,
+            y=counts,
+            width=np.diff(edges),
+            name=name,
+            marker={"color": colour, "opacity": 0.55, "line": {"width": 0}},
+            row=1,
+            col=1,
+        )
+    figure.add_vline(
+        x=float(np.clip(result.threshold, low, high)), line_dash="dash", annotation_text="threshold", row=1, col=1
+    )
+    view = "Gaussian view" if result.gaussian_is_exact else "Gaussian view<br>(heuristic)"
+    bars = {view: result.gaussian_epsilon, "one run": result.one_run_epsilon}
+    figure.add_bar(
+        x=list(bars),
+        y=list(bars.values()),
+        text=[f"≥ {value:.2f}" for value in bars.values()],
+        marker={"color": "#009e73" if not result.exceeded else "#c0392b"},
+        showlegend=False,
+        row=1,
+        col=2,
+    )
+    figure.add_hline(
+        y=result.claimed_epsilon,
+        line={"color": _CLAIM, "dash": "dash"},
+        annotation_text=f"claimed: ≤ {result.claimed_epsilon:.2f}",
+        row=1,
+        col=2,
+    )
+    figure.update_xaxes(title="log-likelihood ratio, summed over the steps", row=1, col=1)
+    figure.update_yaxes(title="canaries", row=1, col=1)
+    figure.update_yaxes(title="lower bound", rangemode="tozero", row=1, col=2)
+    figure.update_layout(
+        title=f"Audit: {result.verdict} at {result.confidence:.0%} confidence<br><sup>{result.canaries:,} canaries, {result.steps} steps "
+        f"with q = {result.sample_rate:g}. A passed audit is not a proof.</sup>",
+        barmode="overlay",
+        bargap=0.4,
+        template="plotly_white",
+        legend={"orientation": "h", "y": -0.15},
+    )
+    try:
+        figure.write_html(out, include_plotlyjs=True, full_html=True)
+    except OSError as error:
+        raise InvalidArgument(
+            "out", str(out), f"it cannot be written: {error.strerror}", "Choose another file"
+        ) from error
+    return out

@@ -1,0 +1,536 @@
+"""The replay audit finds nothing in the library, for every recipe, engine and grouping, and finds each broken piece."""
+
+import dataclasses
+import json
+import math
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+import apportion as ap
+from apportion.audit import PrivacyViolation, replay
+from apportion.curator import curator as curator_module
+from apportion.curator import mechanisms
+from apportion.curator.clipping import clipped_sums
+from apportion.curator.curator import Curator, Draw
+from apportion.curator.gradients.reference import ReferenceGradients
+from apportion.curator.randomness import Stream
+from apportion.request import ClippedSum, Event, Request
+from apportion.strategies.recipes import RECIPES, named
+from apportion.training import private as private_module
+
+LOSS = nn.CrossEntropyLoss()
+PRIVATE_RECIPES = [name for name in RECIPES if named(name).private]
+EVERY_MICRO_BATCH = [1, 3, 64]
+
+
+def own_loop(private):
+    for inputs, targets in private.batches():
+        private.optimizer.zero_grad()
+        LOSS(private.model(inputs), targets).backward()
+        private.optimizer.step()
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """The inner strategy's threshold, spread over groups of parameters with uneven shares."""
+
+    inner: object
+    kind: str
+
+    def init(self, context):
+        return self.inner.init(context)
+
+    def observe(self, state, released):
+        return self.inner.observe(state, released)
+
+    def propose(self, state, context):
+        (release,) = self.inner.propose(state, context)
+        names = list(context.parameter_sizes)
+        layers = {
+            "layers": [[name for name in names if name.startswith(f"{layer}.")] for layer in ("0", "2")],
+            "parameters": [[name] for name in names],
+            "two": [names[:1], names[1:]],
+        }[self.kind]
+        weights = [number + 1 for number in range(len(layers))]
+        return tuple(
+            ClippedSum(release.threshold * math.sqrt(weight), tuple(group), weight / sum(weights))
+            for weight, group in zip(weights, layers, strict=True)
+        )
+
+
+def strategies(recipe, grouping="flat"):
+    chosen = named(recipe)
+    clip = chosen.clip if grouping == "flat" else Grouped(chosen.clip, grouping)
+    return {"clip": clip, "noise": chosen.noise}
+
+
+@pytest.mark.parametrize("grouping", ["flat", "layers", "two"])
+@pytest.mark.parametrize("engine", ["vmap", "loop"])
+@pytest.mark.parametrize("recipe", PRIVATE_RECIPES)
+def test_every_recipe_engine_and_grouping_holds(model, records, recipe, engine, grouping):
+    report = replay(model, LOSS, records, steps=3, engine=engine, **strategies(recipe, grouping))
+    report.require()
+    assert report.sharp
+    assert report.notes == ()
+
+
+@pytest.mark.parametrize("micro_batch", EVERY_MICRO_BATCH)
+@pytest.mark.parametrize("loop", [None, own_loop], ids=["train", "own-loop"])
+def test_micro_batches_change_nothing(model, records, micro_batch, loop):
+    execution = ap.Execution(micro_batch=micro_batch)
+    report = replay(model, LOSS, records, loop=loop, execution=execution, **strategies("du-dynamic", "parameters"))
+    report.require()
+    assert report.sharp
+
+
+@pytest.mark.parametrize("engine", ["vmap", "loop"])
+@pytest.mark.parametrize("recipe", PRIVATE_RECIPES)
+def test_a_loop_of_ones_own_holds(model, records, recipe, engine):
+    def schedule(optimizer):
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    report = replay(
+        model, None, records, loop=own_loop, engine=engine, scheduler=schedule, optimizer="adam", **strategies(recipe)
+    )
+    report.require()
+    assert report.sharp
+    assert "not replayed" in report.notes[0]
+
+
+@dataclass(frozen=True)
+class FollowsReleases:
+    """A threshold that follows what was released, as a strategy may."""
+
+    def init(self, context):
+        return {"threshold": 0.5}
+
+    def propose(self, state, context):
+        return (ClippedSum(state["threshold"]),)
+
+    def observe(self, state, released):
+        norm = math.sqrt(sum(float(part.square().sum()) for part in released.gradient.values()))
+        return {"threshold": min(max(0.9 * state["threshold"], 0.1 * norm), 1.0)}
+
+
+def test_a_strategy_may_follow_released_values(model, records):
+    replay(model, LOSS, records, clip=FollowsReleases()).require()
+
+
+def characters():
+    class Characters(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.recurrent = nn.Embedding(7, 3), nn.LSTM(3, 4, batch_first=True)
+            self.output = nn.Linear(4, 2)
+
+        def forward(self, text):
+            return self.output(self.recurrent(self.embedding(text))[0][:, -1])
+
+    inputs = torch.randint(0, 7, (9, 5), generator=torch.Generator().manual_seed(1))
+    return Characters(), LOSS, (inputs, inputs[:, 0] % 2)
+
+
+def tied_and_frozen():
+    first, second, frozen = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    frozen.requires_grad_(False)
+    inputs = torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
+    return nn.Sequential(first, nn.Tanh(), second, frozen), nn.MSELoss(), (inputs, 10 * inputs.flip(0))
+
+
+def two_inputs():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 2)
+
+        def forward(self, left, right):
+            return self.layer(torch.cat([left, right], 1))
+
+    generator = torch.Generator().manual_seed(1)
+    inputs = {"left": torch.randn(20, 4, generator=generator), "right": torch.randn(20, 2, generator=generator)}
+    return Both(), LOSS, (inputs, torch.arange(20) % 2)
+
+
+def a_data_set():
+    class Items(torch.utils.data.Dataset):
+        inputs = torch.randn(30, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+
+        def __len__(self):
+            return 30
+
+        def __getitem__(self, index):
+            return self.inputs[index], index % 3
+
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(32, 3)), LOSS, Items()
+
+
+@pytest.mark.parametrize("case", [characters, tied_and_frozen, two_inputs, a_data_set])
+def test_many_kinds_of_models_and_records_hold(case):
+    torch.manual_seed(0)
+    model, loss, data = case()
+    report = replay(model, loss, data, clip=ap.clip.Fixed(0.1))
+    report.require()
+    assert report.sharp
+
+
+def test_text_has_neighbours_of_its_own():
+    model, loss, data = characters()
+    names = {measured.neighbour for measured in replay(model, loss, data).neighbours}
+    assert {"number out of range added", "label out of range added"} <= names
+    assert "NaN added" not in names
+
+
+# Broken pieces: each must be found. ------------------------------------------------------------------------------------------
+
+
+def patched(target, name, replacement):
+    """A breakage that replaces `target.name` by replacement(original)."""
+
+    def apply(monkeypatch):
+        monkeypatch.setattr(target, name, replacement(getattr(target, name)))
+
+    return apply
+
+
+def scaled_noise(factor):
+    def replacement(original):
+        return lambda self, release: factor * original(self, release)
+
+    return patched(Request, "standard_deviation", replacement)
+
+
+def charged_multiplier(factor):
+    def replacement(original):
+        return lambda self: Event(self.sample_rate, factor * self.noise_multiplier)
+
+    return patched(Request, "event", replacement)
+
+
+def sums(replacement):
+    return patched(curator_module, "clipped_sums", lambda original: replacement)
+
+
+def without_clipping(rows, releases):
+    return {name: row.nan_to_num(0, 0, 0).double().sum(0) for name, row in rows.items()}
+
+
+def with_looser_clipping(rows, releases):
+    return clipped_sums(
+        rows, [dataclasses.replace(release, threshold=1.05 * release.threshold) for release in releases]
+    )
+
+
+def with_nan(rows, releases):
+    (release,) = releases
+    norm = torch.stack([row.flatten(1).double().square().sum(1) for row in rows.values()]).sum(0).sqrt()
+    factors = (release.threshold / norm).clamp(max=1.0)
+    return {name: torch.tensordot(factors, row.double(), 1) for name, row in rows.items()}
+
+
+def with_each_parameter_clipped_alone(rows, releases):
+    (release,) = releases
+    return {name: clipped_sums({name: row}, [release])[name] for name, row in rows.items()}
+
+
+def with_averaged_micro_batches(rows, releases):
+    return clipped_sums({name: 100 * row.mean(0, keepdim=True) for name, row in rows.items()}, releases)
+
+
+def with_first_layer_unclipped(rows, releases):
+    return {**clipped_sums(rows, releases), "0.weight": without_clipping(rows, releases)["0.weight"]}
+
+
+def realised_batch_size(monkeypatch):
+    add, release = Draw.add, Draw.release
+
+    def counting(self, rows):
+        self.count = getattr(self, "count", 0) + len(next(iter(rows.values())))
+        add(self, rows)
+
+    def divided(self):
+        released = release(self)
+        factor = self.request.expected_batch_size / max(1, getattr(self, "count", 0))
+        return dataclasses.replace(released, gradient={name: factor * part for name, part in released.gradient.items()})
+
+    monkeypatch.setattr(Draw, "add", counting)
+    monkeypatch.setattr(Draw, "release", divided)
+
+
+def skipped_empty_batch(original):
+    def release(self):
+        if all(not part.any() for part in self._sums.values()):
+            self._mechanism = lambda exact_sum, deviation, stream: exact_sum
+        return original(self)
+
+    return release
+
+
+def failing_empty_batch(original):
+    def release(self):
+        if all(not part.any() for part in self._sums.values()):
+            raise RuntimeError("cannot reshape tensor of 0 elements")
+        return original(self)
+
+    return release
+
+
+def noise_on_every_micro_batch(original):
+    def add(self, rows):
+        original(self, rows)
+        for name in self._sums:
+            self._sums[name] = self._mechanism(self._sums[name], 1.0, self._streams.noise)
+
+    return add
+
+
+def raw_gradient_beside_the_noise(original):
+    def release(self):
+        raw = {name: part.clone() for name, part in self._sums.items()}
+        released = original(self)
+        return dataclasses.replace(
+            released, gradient={name: part + 1e-3 * raw[name].float() for name, part in released.gradient.items()}
+        )
+
+    return release
+
+
+def charged_after_the_draw(original):
+    def open_first(self, request):
+        books, self._charges = self._charges, type("Nobody", (), {"charge": lambda self, event: None})()
+        draw = original(self, request)
+        self._charges = books
+        books.charge(request.event())
+        return draw
+
+    return open_first
+
+
+def noise_from_one_seed(original):
+    def release(self):
+        self._streams = dataclasses.replace(self._streams, noise=Stream(bytes(32)))
+        return original(self)
+
+    return release
+
+
+def model_remembers(what):
+    def replacement(original):
+        def forward(self, inputs):
+            what(self.model, inputs)
+            return original(self, inputs)
+
+        return forward
+
+    return patched(ReferenceGradients, "forward", replacement)
+
+
+def running_mean(model, inputs):
+    model[0].bias.data += 1e-6 * inputs.nan_to_num(0).clamp(-1, 1).mean()
+
+
+def cached_input(model, inputs):
+    model.last_input = inputs.clone()
+
+
+def without_a_fork(original):
+    @contextmanager
+    def secret_dropout(self):
+        torch.rand(1)
+        yield
+
+    return secret_dropout
+
+
+def realised_sampling(original):
+    return lambda records, rate, coins: original(records, min(1.0, 1.2 * rate), coins)
+
+
+BROKEN = {
+    "no clipping": (sums(without_clipping), "sensitivity"),
+    "clipped at 1.05 C": (sums(with_looser_clipping), "sensitivity"),
+    "NaN is not zeroed": (sums(with_nan), "sensitivity"),
+    "each parameter clipped to C, priced as one group": (sums(with_each_parameter_clipped_alone), "sensitivity"),
+    "micro-batch averaged before clipping": (sums(with_averaged_micro_batches), "sensitivity"),
+    "one layer unclipped": (sums(with_first_layer_unclipped), "sensitivity"),
+    "half the noise asked for": (scaled_noise(0.5), "multiplier"),
+    "5 % less noise asked for": (scaled_noise(0.95), "multiplier"),
+    "half the noise added": (
+        patched(mechanisms, "gaussian", lambda original: lambda total, s, stream: original(total, s / 2, stream)),
+        "noise",
+    ),
+    "noise of one seed": (patched(Draw, "release", noise_from_one_seed), "noise"),
+    "charged with a larger multiplier": (charged_multiplier(1.05), "multiplier"),
+    "charged after the draw": (patched(Curator, "open", charged_after_the_draw), "charge"),
+    "divided by the realised batch size": (realised_batch_size, "release"),
+    "a little of the raw sum in the answer": (patched(Draw, "release", raw_gradient_beside_the_noise), "state"),
+    "no noise on an empty batch": (patched(Draw, "release", skipped_empty_batch), "calls"),
+    "an empty batch fails": (patched(Draw, "release", failing_empty_batch), "error"),
+    "noise on every micro-batch": (patched(Draw, "add", noise_on_every_micro_batch), "calls"),
+    "larger sampling rate than charged": (patched(curator_module, "poisson_draw", realised_sampling), "sampling"),
+    "batches of fixed size": (
+        patched(curator_module, "poisson_draw", lambda original: lambda *_: torch.arange(6).numpy()),
+        "sampling",
+    ),
+    "records of the batch left out": (
+        patched(curator_module, "poisson_draw", lambda original: lambda *arguments: original(*arguments)[1:]),
+        "sampling",
+    ),
+    "weights follow the records": (model_remembers(running_mean), "state"),
+    "a module keeps its input": (model_remembers(cached_input), "state"),
+    "the global generator follows the batch": (
+        patched(Draw, "secret_dropout", without_a_fork),
+        "state",
+    ),
+}
+
+
+@pytest.mark.parametrize("breakage", BROKEN)
+def test_a_broken_piece_is_found(model, records, monkeypatch, breakage):
+    apply, kind = BROKEN[breakage]
+    apply(monkeypatch)
+    report = replay(model, LOSS, records, steps=4 if kind == "noise" else 2)  # statistics need more numbers
+    assert kind in {finding.kind for finding in report.findings}, report.findings
+    with pytest.raises(PrivacyViolation, match="does not hold"):
+        report.require()
+
+
+def test_a_buffer_that_follows_the_records_is_found(records, monkeypatch):
+    class Normalised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+            self.register_buffer("mean", torch.zeros(4), persistent=False)
+
+        def forward(self, inputs):
+            return self.layer(inputs - self.mean)
+
+    def follow(model, inputs):
+        model.mean = 0.9 * model.mean + 0.1 * inputs.nan_to_num(0).clamp(-1, 1).mean(0)
+
+    replay(Normalised(), LOSS, records).require()
+    model_remembers(follow)(monkeypatch)
+    findings = replay(Normalised(), LOSS, records).findings
+    assert any("buffers.mean" in finding.message for finding in findings)
+
+
+class Peeks:
+    """Finds the curator's records in the frames of its callers, and asks for more where there are more."""
+
+    def init(self, context):
+        return None
+
+    def propose(self, state, context):
+        frame = sys._getframe()
+        while frame and "session" not in frame.f_locals:
+            frame = frame.f_back
+        records = frame.f_locals["session"].curator._records if frame else ()
+        return (ClippedSum(1.0 + 0.01 * len(records)),)
+
+    def observe(self, state, released):
+        return None
+
+
+def test_a_strategy_that_peeks_is_found(model, records):
+    assert "request" in {finding.kind for finding in replay(model, LOSS, records, clip=Peeks()).findings}
+
+
+def test_a_loop_whose_learning_rate_follows_the_batch_is_found(model, records):
+    def loop(private):
+        while private.steps_left:
+            size = 1
+            for inputs, targets in private.batches(steps=1):
+                private.optimizer.zero_grad()
+                LOSS(private.model(inputs), targets).backward()
+                private.optimizer.step()
+                size = len(inputs)
+            private.optimizer.param_groups[0]["lr"] = 0.1 / size
+
+    assert "state" in {finding.kind for finding in replay(model, None, records, loop=loop).findings}
+
+
+def test_a_loop_whose_mean_is_not_undone_is_found(model, records, monkeypatch):
+    """Every record is then scaled by the size of its batch: one more record moves all of them."""
+    monkeypatch.setattr(private_module, "per_record_scale", lambda *_: 1.0)
+    report = replay(model, None, records, loop=own_loop, clip=ap.clip.Fixed(0.3))
+    assert "sensitivity" in {finding.kind for finding in report.findings}
+
+
+def test_a_loop_whose_empty_draws_are_skipped_is_found(model, records, monkeypatch):
+    update = private_module.Private._update
+
+    def skipping(self, draw):
+        if self.model.current is not None and self.model.current.draw is draw:
+            update(self, draw)
+
+    monkeypatch.setattr(private_module.Private, "_update", skipping)
+    report = replay(model, None, records, loop=own_loop)
+    assert {"calls", "state"} <= {finding.kind for finding in report.findings}
+
+
+# The audit itself. -----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_the_caller_is_changed(model, records):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    generator = torch.get_rng_state()
+    replay(model.eval(), LOSS, records)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not model.training
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_dropout_is_switched_off_and_told(records):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    report = replay(model, LOSS, records)
+    report.require()
+    assert report.notes[0].endswith("comparable: 1")
+    assert model[1].p == 0.5
+
+
+def test_a_model_with_randomness_of_its_own_cannot_be_compared(records):
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, inputs):
+            return self.layer(inputs + torch.randn_like(inputs))
+
+    with pytest.raises(ap.InvalidArgument, match="model='Noisy': it draws random numbers"):
+        replay(Noisy(), LOSS, records)
+
+
+def test_a_blunt_measurement_is_told(model, records):
+    report = replay(model, LOSS, records, clip=ap.clip.Fixed(1e9))
+    assert report.ok
+    assert not report.sharp
+    assert "smaller threshold" in report.notes[0]
+
+
+def test_the_report_is_data(model, records, monkeypatch):
+    good = json.loads(json.dumps(replay(model, LOSS, records).as_json(), allow_nan=False))
+    assert good["ok"]
+    assert good["largest_ratio"] == pytest.approx(1, rel=2e-4)
+    assert good["steps"] == 4 * len(good["neighbours"])
+    assert good["noise_calls"] == 4 * good["steps"]
+    sums(with_nan)(monkeypatch)
+    bad = json.loads(json.dumps(replay(model, LOSS, records).as_json(), allow_nan=False))
+    assert not bad["ok"]
+    assert {"sensitivity", "multiplier"} <= {finding["kind"] for finding in bad["findings"]}
+
+
+def test_bad_arguments_are_refused(model, records):
+    with pytest.raises(ap.InvalidArgument, match="steps=1"):
+        replay(model, LOSS, records, steps=1)
+    with pytest.raises(ap.InvalidArgument, match="loss_fn=None"):
+        replay(model, None, records)
+    with pytest.raises(ap.InvalidArgument, match="model='mlp'"):
+        replay("mlp", LOSS, records)
+    with pytest.raises(ap.UnsupportedModel, match="BatchNorm1d"):
+        replay(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), LOSS, records)

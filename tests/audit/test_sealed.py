@@ -1,0 +1,240 @@
+"""No strategy needs a raw value: all of them run beside a curator whose raw tensors cannot be touched from outside."""
+
+import copy
+import gc
+import pickle
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import apportion as ap
+from apportion.audit import sealed
+from apportion.audit.sealed import Sealed, SealedAccess, inside, seal, seal_session, unseal
+from apportion.curator.curator import Execution
+from apportion.curator.randomness import Randomness
+from apportion.curator.records import as_records
+from apportion.request import ClippedSum
+from apportion.strategies.recipes import RECIPES, named
+from apportion.training.loop import take_steps
+from apportion.training.optimizers import build_optimizer
+from apportion.training.sampling import Sampling
+from apportion.training.session import open_session
+
+LOSS = nn.CrossEntropyLoss()
+STEPS = 4
+CLIPS = {
+    "fixed": ap.clip.Fixed(0.1),
+    "decay": ap.clip.Decay(start=0.5),
+    "sensitivity decay": ap.clip.SensitivityDecay(start=0.5),
+}
+NOISES = {"constant": ap.noise.Constant(), "growing": ap.noise.GrowingMu()}
+
+
+def a_session(model, records, clip, noise=None, *, mode="vmap", micro_batch=7, closed=True):
+    data = as_records(records)
+    session = open_session(
+        model,
+        build_optimizer(model, "momentum", 0.1),
+        data,
+        budget=ap.Budget(epsilon=8.0, delta=1e-5, unit=ap.Record()),
+        sampling=Sampling(population=40, sample_rate=0.5, steps=STEPS),
+        clip=clip,
+        noise=noise or ap.noise.Constant(),
+        execution=Execution(micro_batch),
+        randomness=Randomness.seeded(0),
+        out=None,
+        ledger=None,
+        mode=mode,
+        own_loop=False,
+    )
+    if closed:
+        seal_session(session, data, Execution(micro_batch))
+    return session
+
+
+@pytest.mark.parametrize("mode", ["vmap", "loop"])
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if named(name).private])
+def test_every_recipe_runs_without_raw_values(model, records, recipe, mode):
+    """And gives the same weights as with an ordinary curator: the seals change nothing but who may look."""
+    chosen, other = named(recipe), copy.deepcopy(model)
+    session = a_session(model, records, chosen.clip, chosen.noise, mode=mode)
+    take_steps(session, LOSS)
+    assert session.step == STEPS
+    take_steps(a_session(other, records, chosen.clip, chosen.noise, mode=mode, closed=False), LOSS)
+    for one, another in zip(model.parameters(), other.parameters(), strict=True):
+        assert type(one.data) is torch.Tensor
+        assert torch.equal(one, another)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("clip", CLIPS)
+def test_every_strategy_runs_without_raw_values(model, records, clip, noise):
+    session = a_session(model, records, CLIPS[clip], NOISES[noise])
+    take_steps(session, LOSS)
+    assert session.step == STEPS
+
+
+def test_every_built_in_strategy_is_here():
+    built_in = {getattr(ap.clip, name) for name in ap.clip.__all__} - {ap.clip.Clip}
+    assert built_in == {type(strategy) for strategy in CLIPS.values()}
+    built_in = {getattr(ap.noise, name) for name in ap.noise.__all__} - {ap.noise.NoiseSchedule}
+    assert built_in == {type(strategy) for strategy in NOISES.values()}
+
+
+@dataclass(frozen=True)
+class Nosy:
+    """Looks for something in `observe`, and uses whatever it finds."""
+
+    look: object
+
+    def init(self, context):
+        return None
+
+    def propose(self, state, context):
+        return (ClippedSum(1.0),)
+
+    def observe(self, state, released):
+        for tensor in self.look():
+            try:
+                float(tensor.sum())
+            except Exception:  # a strategy that hides its curiosity
+                continue
+
+
+def caller(name):
+    frame = sys._getframe()
+    while name not in frame.f_locals:
+        frame = frame.f_back
+    return frame.f_locals[name]
+
+
+def records_in_frames():
+    return caller("session").curator._records.batch(np.arange(3))
+
+
+def an_open_draw():
+    session = caller("session")
+    draw = session.curator.open(session.next_request())
+    return draw._sums.values()
+
+
+def micro_batches_of_a_draw():
+    session = caller("session")
+    return next(session.curator.open(session.next_request()).micro_batches())
+
+
+def gradients():
+    engine, (inputs, targets) = caller("session").engine, caller("records_of_the_test")
+    with inside():
+        engine.record_losses(LOSS, engine.forward(seal(inputs)), seal(targets)).sum().backward()
+        rows = engine.rows()
+    return rows.values()
+
+
+def outputs():
+    engine, (inputs, _) = caller("session").engine, caller("records_of_the_test")
+    with inside():
+        result = engine.forward(seal(inputs))
+    return [result]
+
+
+def everything_in_memory():
+    return [thing for thing in gc.get_objects() if type(thing) is Sealed]
+
+
+@pytest.mark.parametrize(
+    "look", [records_in_frames, an_open_draw, micro_batches_of_a_draw, gradients, outputs, everything_in_memory]
+)
+def test_a_nosy_strategy_raises(model, records, look):
+    records_of_the_test = records
+    session = a_session(model, records_of_the_test, Nosy(look))
+    with pytest.raises(SealedAccess, match="a raw tensor was"):
+        take_steps(session, LOSS)
+
+
+def ordinary_tensors_with_a_record(inputs):
+    gc.collect()
+    everything = [thing for thing in gc.get_objects() if type(thing) is torch.Tensor and thing is not inputs]
+    shaped = [tensor for tensor in everything if tensor.dim() == 2 and tensor.shape[1:] == inputs.shape[1:]]
+    return [tensor for tensor in shaped if (tensor.unsqueeze(1) == inputs).all(-1).any()]
+
+
+def test_no_ordinary_tensor_with_a_record_is_left_after_an_answer(model):
+    """The seals are on all that the curator leaves behind, so looking through the whole memory helps nobody."""
+    inputs = torch.randn(40, 4, generator=torch.Generator().manual_seed(5))
+    session = a_session(model, (inputs, torch.zeros(40, dtype=torch.int64)), ap.clip.Fixed(1.0))
+    session.curator.answer(session.next_request(), LOSS)
+    assert not ordinary_tensors_with_a_record(inputs)
+    kept = inputs[3:5].clone()
+    assert ordinary_tensors_with_a_record(inputs)[0] is kept
+
+
+USES = {
+    "method": lambda t: t.sum(),
+    "operator": lambda t: t + 1,
+    "right operator": lambda t: 1 + t,
+    "function": lambda t: torch.add(torch.ones(2), t),
+    "unbound method": lambda t: torch.Tensor.sum(t),
+    "comparison": lambda t: t == t,
+    "index": lambda t: t[0],
+    "length": len,
+    "iteration": list,
+    "truth": bool,
+    "number": float,
+    "item": lambda t: t.item(),
+    "list": lambda t: t.tolist(),
+    "numpy": lambda t: t.numpy(),
+    "array": np.asarray,
+    "data": lambda t: t.data,
+    "gradient": lambda t: t.grad,
+    "shape": lambda t: t.shape,
+    "detach": lambda t: t.detach(),
+    "another class": lambda t: torch.Tensor.as_subclass(t, torch.Tensor),
+    "constructor": lambda t: torch.tensor(t),
+    "old constructor": lambda t: torch.Tensor(t),
+    "parameter": lambda t: nn.Parameter(t),
+    "written elsewhere": lambda t: torch.zeros(2).copy_(t),
+    "memory shared": lambda t: torch.zeros(2).set_(t),
+    "memory": lambda t: t.untyped_storage(),
+    "exported": torch.from_dlpack,
+    "copy": copy.copy,
+    "deep copy": copy.deepcopy,
+    "pickle": pickle.dumps,
+    "formatted": lambda t: f"{t:.2f}",
+    "unsealed": unseal,
+}
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+@pytest.mark.parametrize("use", USES)
+def test_a_sealed_tensor_refuses_every_use(use):
+    tensor = seal(torch.ones(2))
+    with pytest.raises(SealedAccess):
+        USES[use](tensor)
+
+
+def test_a_sealed_tensor_shows_nothing():
+    assert repr(seal(torch.full((2,), 7.0))) == str(seal(torch.full((2,), 7.0))) == "Sealed(...)"
+
+
+def test_inside_what_is_computed_stays_sealed():
+    tensor = seal(torch.ones(2))
+    with inside():
+        result = (2 * tensor).sum()
+        assert float(result) == 4
+        assert type(unseal(result)) is torch.Tensor
+    assert type(result) is Sealed
+    with pytest.raises(SealedAccess):
+        float(result)
+
+
+def test_only_noise_opens_a_seal():
+    total = seal(torch.zeros(1000, dtype=torch.float64))
+    with inside():
+        noisy = sealed.declassifying_gaussian(total, 2.0, Randomness.seeded(0).next_draw().noise)
+    assert type(noisy) is torch.Tensor
+    assert 1.8 < float(noisy.std()) < 2.2
