@@ -22,6 +22,7 @@ from apportion.audit.statistical import ABOVE, BELOW, audit
 from apportion.cli import audit_run
 from apportion.cli.main import main
 from apportion.curator import curator, mechanisms
+from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.reference import ReferenceGradients, trained_parameters
 from apportion.curator.randomness import Randomness
 from apportion.errors import ApportionError, InvalidArgument
@@ -223,7 +224,7 @@ def test_every_group_has_a_coordinate_and_small_groups_run_out():
 def gradients_of(engine, loss_fn, records):
     inputs, targets = records.batch(np.arange(len(records)))
     engine.record_losses(loss_fn, engine.forward(inputs), targets).sum().backward()
-    return torch.cat([rows.flatten(1) for rows in engine.rows().values()], dim=1)
+    return torch.cat([rows.flatten(1) for rows in engine.gradients().values()], dim=1)
 
 
 def test_records_of_the_network_have_the_canary_gradient():
@@ -249,7 +250,9 @@ def test_records_of_an_own_model_have_the_gradient_of_the_canary_they_carry(mode
                 expected[row, place] = 5.0
     assert expected.count_nonzero() == 5  # canary 999 has no coordinate left in the smaller group
     records = CanaryGradients.records(numbers, (torch.zeros(30), torch.tensor(0)))
-    assert torch.equal(gradients_of(CanaryGradients(model, mode, places, 5.0), cross_entropy, records), expected)
+    assert torch.equal(
+        gradients_of(CanaryGradients(build_engine(model, mode), places, 5.0), cross_entropy, records), expected
+    )
 
 
 def _sizes(model):

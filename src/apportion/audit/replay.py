@@ -36,7 +36,7 @@ from apportion.audit.state import differences
 from apportion.audit.subject import Loop, Subject, without_dropout
 from apportion.budget import Budget, Record
 from apportion.curator.curator import Execution, LossFunction
-from apportion.curator.gradients.reference import Mode
+from apportion.curator.gradients.engine import Mode
 from apportion.curator.records import Batch, as_records
 from apportion.curator.tree import map_tensors
 from apportion.errors import InvalidArgument

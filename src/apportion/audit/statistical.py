@@ -30,6 +30,7 @@ from apportion.audit.canaries import (
 from apportion.budget import Budget, Record
 from apportion.curator.compatibility import copy_of
 from apportion.curator.curator import Curator, Execution, LossFunction
+from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
@@ -299,7 +300,7 @@ def _plant(
         own_loop=False,
     )
     if not end_to_end:
-        engine = CanaryGradients(model, mode, coordinates, amount)
+        engine = CanaryGradients(build_engine(model, mode), coordinates, amount)
         session.curator = Curator(records, engine, session.account, randomness, execution)
     return session, loss_fn, watched
 

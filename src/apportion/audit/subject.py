@@ -16,7 +16,7 @@ from apportion.audit.recorder import Recorder
 from apportion.budget import Budget
 from apportion.curator.compatibility import copy_of
 from apportion.curator.curator import Execution, LossFunction
-from apportion.curator.gradients.reference import Mode
+from apportion.curator.gradients.engine import Mode
 from apportion.curator.records import Batch
 from apportion.errors import InvalidArgument
 from apportion.strategies.clip import Clip

@@ -68,18 +68,23 @@ def group_names(release: ClippedSum, trained: Sequence[str]) -> tuple[str, ...]:
     return tuple(trained) if release.parameters is None else release.parameters
 
 
+def held(gradients: Gradients | Rows) -> Gradients:
+    """Gradients in the one form that clipping knows."""
+    return WrittenRows(gradients) if isinstance(gradients, Mapping) else gradients
+
+
 def clipped_sums(gradients: Gradients | Rows, releases: Sequence[ClippedSum]) -> dict[str, Tensor]:
     """Σ_i g_i·min(1, C/‖g_i‖) for each release, by parameter, where ‖g_i‖ is taken over the parameters of the release."""
-    held: Gradients = WrittenRows(gradients) if isinstance(gradients, Mapping) else gradients
-    squares = held.squared_norms()
+    records = held(gradients)
+    squares = records.squared_norms()
     groups = [group_names(release, list(squares)) for release in releases]
     norms = [torch.stack([squares[name] for name in names]).sum(0).sqrt() for names in groups]
     finite = torch.stack([norm.isfinite() for norm in norms]).all(0)
     if not finite.all():
-        held.silence(~finite)
+        records.silence(~finite)
     weights: dict[str, Tensor] = {}
     for release, names, norm in zip(releases, groups, norms, strict=True):
         # A norm of 0 gives an infinite quotient, which the bound at 1 turns into "unclipped".
         factors = torch.where(finite, (release.threshold / norm).clamp(max=1.0), 0.0)
         weights |= dict.fromkeys(names, factors)
-    return held.weighted_sums(weights)
+    return records.weighted_sums(weights)

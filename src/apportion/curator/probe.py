@@ -8,7 +8,7 @@ changed, and neither is the global random state of PyTorch.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -18,9 +18,10 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
-from apportion.curator.clipping import Gradients, Rows, WrittenRows
+from apportion.curator.clipping import Gradients, Rows, held
 from apportion.curator.compatibility import copy_of
 from apportion.curator.gradients.engine import Mode, build_engine
+from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.tree import call_model
 from apportion.errors import ApportionError, InvalidArgument, UnsupportedModel
 
@@ -128,7 +129,7 @@ def per_record_mode(model: nn.Module, loss_fn: LossFunction | None, inputs: Stru
             engine.require_own_parameters(losses.sum())
             losses.sum().backward()
         with torch.no_grad():
-            return _summary(engine.gradients())
+            return _summary(engine.gradients()).to(next(iter(trained_parameters(subject).values())).dtype)
 
     pair, expected = _first_that_runs(
         lambda pair: gradients("loop", pair, seed=0),
@@ -149,17 +150,18 @@ def per_record_mode(model: nn.Module, loss_fn: LossFunction | None, inputs: Stru
 
 
 def _summary(gradients: Gradients | Rows) -> torch.Tensor:
-    """What clipping uses of the records' gradients: squared norms, and two sums that tell records apart.
+    """What clipping uses of the records' gradients: norms, and two sums that tell records apart.
 
     In one vector, so that rounding is measured against the whole: the gradient of one weight may be nothing but rounding.
     """
-    held: Gradients = WrittenRows(gradients) if isinstance(gradients, Mapping) else gradients
-    norms = held.squared_norms()
+    records = held(gradients)
+    norms = records.squared_norms()
     sums = [
-        held.weighted_sums({name: torch.tensor(weights, dtype=torch.float64) for name in norms})
+        records.weighted_sums({name: torch.tensor(weights, dtype=torch.float64) for name in norms})
         for weights in ([1.0, 0.5, 0.25], [0.25, 1.0, -0.5])
     ]
-    return torch.cat([value.double().flatten() for part in (norms, *sums) for value in part.values()])
+    values = [norm.sqrt() for norm in norms.values()] + [value for part in sums for value in part.values()]
+    return torch.cat([value.double().flatten() for value in values])
 
 
 def _prepared(model: nn.Module) -> nn.Module:

@@ -99,7 +99,7 @@ class Session:
             step=self.step,
             epoch=self._context(self.step).epoch,
             clip=self._shared("clip", tuple(release.threshold for release in released.request.releases)),
-            noise_multiplier=self.plan.multipliers[self.step - 1],
+            noise_multiplier=released.request.noise_multiplier,
             learning_rate=self._shared("learning_rate", learning_rate),
         )
         self.entries.append(entry)

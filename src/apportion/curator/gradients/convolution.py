@@ -171,7 +171,8 @@ class ConvolutionUse:
         lengths = (patches.diagonal(dim1=1, dim2=2).clamp(min=0) * flat.square().sum(1)).sqrt().sum(1)
         exact = (patches * (flat.mT @ flat)).sum((1, 2))
         size = self._module.weight.shape[1] * math.prod(self._module.kernel_size) + flat.shape[1]
-        return exact.clamp(min=0) + torch.finfo(exact.dtype).eps * size**0.5 * lengths.square()
+        slack: float = torch.finfo(exact.dtype).eps * size**0.5
+        return exact.clamp(min=0) + slack * lengths.square()
 
     # -- answers --
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from apportion.curator.clipping import Gradients, Rows
 from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.gradients.reference import ReferenceGradients
-
-Mode = Literal["one-pass", "one-pass, copying inputs", "vmap", "loop"]
-"""one-pass: all records together (`one_pass.py`), if need be with copies of layer inputs that later layers overwrite.
-vmap, loop: the reference, every record with weights of its own (`reference.py`): slower, for any module."""
+from apportion.curator.gradients.use import Mode
 
 
 class Engine(Protocol):
     """`forward` a micro-batch, run a backward pass of the sum of its losses, then fetch the `gradients` of its records, once."""
 
     model: nn.Module
+
+    @property
+    def mode(self) -> Mode: ...
 
     def forward(self, inputs: Any) -> Any: ...
 
@@ -35,3 +35,6 @@ def build_engine(model: nn.Module, mode: Mode) -> Engine:
     if mode == "vmap" or mode == "loop":
         return ReferenceGradients(model, mode)
     return OnePass(model, copy_inputs=mode == "one-pass, copying inputs")
+
+
+__all__ = ["Engine", "Mode", "build_engine"]

@@ -71,10 +71,11 @@ class LinearUse:
         return torch.cat([squared(self._written_out(part)) for part in chunks(records, size)])
 
     def _gram(self, inputs: Tensor, gradients: Tensor) -> Tensor:
-        exact = (inputs @ inputs.mT).mul_(gradients @ gradients.mT).sum((1, 2))
+        exact: Tensor = (inputs @ inputs.mT).mul_(gradients @ gradients.mT).sum((1, 2))
         lengths: Tensor = torch.linalg.vector_norm(inputs, dim=2) * torch.linalg.vector_norm(gradients, dim=2)
         size = inputs.shape[2] + gradients.shape[2]
-        return exact.clamp(min=0) + torch.finfo(exact.dtype).eps * size**0.5 * lengths.sum(1).square()
+        slack: float = torch.finfo(exact.dtype).eps * size**0.5
+        return exact.clamp(min=0) + slack * lengths.sum(1).square()
 
     def _written_out(self, records: slice) -> Tensor:
         return self._gradients[records].mT @ self._inputs[records]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from apportion.curator.gradients.layers import instrument
 from apportion.curator.gradients.losses import LossFunction, record_losses, require_leaves
 from apportion.curator.gradients.reference import trained_parameters
-from apportion.curator.gradients.use import Use, chunks
+from apportion.curator.gradients.use import Mode, Use, chunks
 from apportion.curator.tree import batch_size, call_arguments
 from apportion.errors import UnsupportedModel, WrongOrder
 
@@ -96,17 +96,26 @@ def squared_rows(rows: Tensor) -> Tensor:
     return norms.square()
 
 
-class _Anchored(torch.autograd.Function):
-    """The same tensor, which now requires a gradient, as a new one that later layers may overwrite."""
+class _Tap(torch.autograd.Function):
+    """The output of a layer, unchanged; its gradient is delivered on its way back, and goes no further than it must.
+
+    A tensor's own hook would not do: it is also called when somebody differentiates with respect to that tensor.
+    """
 
     @staticmethod
-    def forward(context: Any, output: Tensor, anchor: Tensor) -> Tensor:
-        context.mark_dirty(output)
+    def forward(context: Any, output: Tensor, anchor: Tensor, deliver: Callable[[Tensor], None], copy: bool) -> Tensor:
+        context.deliver = deliver
+        if copy:
+            return output.clone()
+        if output._is_view():
+            return output.view_as(output)
+        context.mark_dirty(output)  # so that a later layer may overwrite it, as nn.ReLU(inplace=True) does
         return output
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[None, None]:  # type: ignore[override]
-        return None, None
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+        context.deliver(gradient)
+        return gradient if context.needs_input_grad[0] else None, None, None, None
 
 
 class OnePass:
@@ -119,12 +128,13 @@ class OnePass:
 
     def __init__(self, model: nn.Module, *, copy_inputs: bool = False):
         self.model = model
+        self.mode: Mode = "one-pass, copying inputs" if copy_inputs else "one-pass"
         self._scratch = copy.deepcopy(model)
         self._uses: list[Use] = []
         self._noted: list[tuple[str, Tensor, int]] = []
         self._records: int | None = None
         self.anchor = torch.zeros((), requires_grad=True)
-        """What autograd differentiates to: the first layer's output must require a gradient although nothing before it does."""
+        """What autograd differentiates to: a first layer's output must require a gradient although nothing before it does."""
         self._copy_inputs = copy_inputs
         self._leaves: list[Tensor] = []
         self._collected: list[Use] = []
@@ -135,6 +145,10 @@ class OnePass:
 
         def noted(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> Tensor:
             given = inputs[0] if inputs else named["input"]
+            if given.shape[0] != self._records:
+                raise UnsupportedModel(
+                    f"{path} got {given.shape[0]} rows for {self._records} records: its first dimension is not the batch"
+                )
             return self.watch(make(module, names, self.note(path, given)), output)
 
         module.register_forward_hook(noted, with_kwargs=True)
@@ -151,19 +165,12 @@ class OnePass:
         """The layer's output, as later layers see it; its gradient is delivered to `use`."""
 
         def deliver(gradient: Tensor) -> None:
-            if gradient.shape[0] != self._records:
-                raise UnsupportedModel(
-                    f"a layer got {gradient.shape[0]} rows for {self._records} records: its first dimension is not the batch"
-                )
             with torch.no_grad():
                 use.receive(gradient.detach())
             self._uses.append(use)
 
-        if not output.requires_grad:
-            # A view cannot be marked as overwritten: autograd would lose track of what is written over it later.
-            output = _Anchored.apply(output.clone() if output._is_view() else output, self.anchor)
-        output.register_hook(deliver)
-        return output
+        tapped: Tensor = _Tap.apply(output, self.anchor, deliver, self._copy_inputs)
+        return tapped
 
     def collect(self, use: Use, leaves: Iterable[Tensor]) -> None:
         """A use whose gradients autograd leaves in tensors of its own."""

@@ -12,11 +12,14 @@ Each layer family is one file with one kind of `Use`, which answers both with as
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+Mode = Literal["one-pass", "one-pass, copying inputs", "vmap", "loop"]
+"""The engines. one-pass: all records together (`one_pass.py`), if need be with copies of what later layers overwrite.
+vmap, loop: the reference, every record with weights of its own (`reference.py`): slower, for any module."""
 CHUNK_NUMBERS = 1 << 19
 """Numbers in one temporary: 2 MiB of float32 stay in the cache of one core."""
 
