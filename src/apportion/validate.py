@@ -17,8 +17,8 @@ def _number(argument: str, value: Any) -> float:
             raise TypeError
         number = float(number)
     except OverflowError:  # its digits may be too many to print
-        shown = f"an integer of {value.bit_length()} bits"
-        raise InvalidArgument(argument, shown, "it is larger than any float", "Check where it comes from") from None
+        size = f"an integer of {value.bit_length()} bits"
+        raise InvalidArgument(argument, size, "it is larger than any float", "Check where it comes from") from None
     except (AttributeError, TypeError, ValueError, RuntimeError):
         raise InvalidArgument(argument, shown(value), "a number is needed", f"Pass {argument} as a number") from None
     if math.isnan(number):

@@ -95,7 +95,7 @@ class Account:
     @property
     def left(self) -> int:
         """How many steps can still be taken."""
-        return self._steps - self.next_step + 1
+        return max(0, self._steps - self.next_step + 1)
 
     def next_token(self) -> int | None:
         """The number of the token, from 1, that can pay for the next step; `None` if there is none."""

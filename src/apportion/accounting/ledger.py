@@ -15,6 +15,7 @@ blocks: every charge is a row of its own, and a crash forfeits the one that was 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +27,11 @@ from typing import Any
 from apportion.accounting.chain import Chain, Damage, Row, new_file
 from apportion.accounting.run_filter import RULES, Cost, RunRule
 from apportion.budget import Budget, Record
-from apportion.errors import BudgetExhausted, InvalidArgument
+from apportion.errors import ApportionError, BudgetExhausted, InvalidArgument
 from apportion.request import Event
 
 FORMAT = 1
+_MOST_TIMES = 10_000_000  # more tokens than any plan can have: a damaged number, which would fill the memory
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,16 @@ class Ledger:
     def __init__(self, chain: Chain):
         self._chain = chain
         self.path = chain.path
-        declared = _content(self.path, chain.execute("SELECT content FROM entries WHERE run = 0 AND step = 0"))
-        self.name: str | None = declared["name"]
         self.rule: RunRule | None = None
-        self.capacity = Cost(*declared["capacity"])
-        if declared["rule"] is not None:
-            self.rule = RULES[declared["rule"]](Budget(**declared["limit"], unit=Record()))
+        found = chain.execute("SELECT content FROM entries WHERE run = 0 AND step = 0")
+        with _readable(self.path, "it cannot be read: its first row, the declaration,"):
+            declared = json.loads(found[0][0])
+            self.name: str | None = declared["name"]
+            self.capacity = Cost(*map(float, declared["capacity"]))
+            if declared["rule"] is not None:
+                self.rule = RULES[declared["rule"]](Budget(**declared["limit"], unit=Record()))
+            if not isinstance(self.name, (str, type(None))):
+                raise TypeError
 
     @classmethod
     def create(cls, path: Path | None = None, *, name: str | None = None, rule: RunRule | None = None) -> Ledger:
@@ -187,7 +193,9 @@ class Ledger:
         """All charges with the number of the token that paid, oldest first; of one run if it is given."""
         for row in self._chain.rows(run):
             if row.step > 0:
-                yield row.step, _decode(json.loads(row.content))
+                with _readable(self.path, f"row {row.number}, a charge,"):
+                    event = _decode(json.loads(row.content))
+                yield row.step, event
 
     def counts(self, run: int | None = None) -> Counter[Event]:
         """All charges, equal ones counted; of one run if it is given."""
@@ -195,7 +203,8 @@ class Ledger:
         found = self._chain.execute(
             f"SELECT content, COUNT(*) FROM entries WHERE step > 0 AND {condition} GROUP BY content", values
         )
-        return Counter({_decode(json.loads(content)): count for content, count in found})
+        with _readable(self.path, "a charge"):
+            return Counter({_decode(json.loads(content)): count for content, count in found})
 
     def rows(self) -> Iterator[Row]:
         """The rows as they are stored, with their hashes."""
@@ -234,20 +243,26 @@ def _repeated(plan: Sequence[Event]) -> Iterator[tuple[Event, int]]:
         yield event, sum(1 for _ in group)
 
 
-def _content(path: Path | None, found: list[Any]) -> dict[str, Any]:
-    """The content of the one row in `found`."""
+@contextlib.contextmanager
+def _readable(path: Path | None, what: str) -> Iterator[None]:
+    """Whatever a damaged row makes of our reading is one clear error."""
     try:
-        content: dict[str, Any] = json.loads(found[0][0])
-    except (IndexError, TypeError, ValueError) as error:
-        reason = "it cannot be read: its first row, the declaration, is missing or damaged"
+        yield
+    except (ApportionError, IndexError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        reason = f"{what} is missing or damaged"
         raise InvalidArgument("ledger", str(path), reason, "Restore it from a backup") from error
-    return content
 
 
 def _admitted(path: Path | None, run: int, written: str, text: str) -> AdmittedRun:
-    content = _content(path, [(text,)])
     plan: list[Event] = []
-    for item in content["plan"]:
-        times = item.pop("times")
-        plan += [_decode(item)] * times
-    return AdmittedRun(run, written, tuple(plan), Cost(*content["cost"]), content.get("identifier"))
+    with _readable(path, f"the admission of run {run}"):
+        content = json.loads(text)
+        for item in content["plan"]:
+            times = item.pop("times")
+            if type(times) is not int or not 0 < times <= _MOST_TIMES:
+                raise ValueError
+            plan += [_decode(item)] * times
+        cost, identifier = Cost(*map(float, content["cost"])), content.get("identifier")
+        if not isinstance(identifier, (str, type(None))):
+            raise TypeError
+    return AdmittedRun(run, written, tuple(plan), cost, identifier)

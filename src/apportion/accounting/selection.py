@@ -47,7 +47,8 @@ def selection_epsilon(
     if validate.positive("expected_runs", expected_runs, "it is a mean", "Use at least 1") < 1:
         raise InvalidArgument("expected_runs", expected_runs, "fewer than one run selects nothing", "Use at least 1")
     shape = SHAPES[validate.known("runs", runs, SHAPES)] if isinstance(runs, str) else runs
-    shape = shape if shape == math.inf else validate.non_negative("runs", shape, "it is a shape", "Use 0 or more")
+    if not (isinstance(shape, float) and shape == math.inf):
+        shape = validate.non_negative("runs", shape, "it is a shape", "Use 0 or more")
     steps = [
         SelfComposedDpEvent(PoissonSampledDpEvent(event.sample_rate, GaussianDpEvent(event.noise_multiplier)), n)
         for event, n in bucket_multipliers(events).items()

@@ -179,4 +179,6 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
     if as_json:
         typer.echo(json.dumps(summary_of_run(run)))
     else:
-        print_error_stream(f"Privacy statement: {folder / 'public' / 'privacy.md'}" if run["epsilon"] else "")
+        print_error_stream(
+            f"Privacy statement: {folder / 'public' / 'privacy.md'}" if run["epsilon"] is not None else ""
+        )

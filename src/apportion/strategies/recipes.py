@@ -43,7 +43,9 @@ class Recipe:
             validate.known(f"set {key}", role, ("clip", "noise"), "it names no role")
             strategy = changed.get(role, getattr(self, role))
             if strategy is None:
-                raise InvalidArgument(f"set {key}", value, f"the recipe {self.name!r} has no {role}", "Leave it out")
+                raise InvalidArgument(
+                    f"set {key}", validate.shown(value), f"the recipe {self.name!r} has no {role}", "Leave it out"
+                )
             validate.known(
                 f"set {key}",
                 parameter,

@@ -56,7 +56,7 @@ class Checkpoints:
         """The state that was written last. Refuses a damaged file, another format and another configuration."""
         path = self.folder / CHECKPOINT
         state = read_checkpoint(path)
-        before = state.pop("configuration", {})
+        before = state.pop("configuration")
         for key in {**before, **self.configuration}:
             if before.get(key) != self.configuration.get(key):
                 raise InvalidArgument(
@@ -93,11 +93,18 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise _damaged(path, "its content does not match its hash")
     try:
         state = unpack(content)
-        if isinstance(state, dict):
-            return state
     except ValueError as error:
         raise _damaged(path, str(error)) from error
-    raise _damaged(path, "it holds no state")
+    _require(path, state, {"configuration": dict, "step": int, "history": dict, "account": dict})
+    _require(path, state["account"], {"identifier": str, "spent": int, "head": str})
+    checked: dict[str, Any] = state
+    return checked
+
+
+def _require(path: Path, value: Any, kinds: Mapping[str, type]) -> None:
+    for key, kind in kinds.items():
+        if not isinstance(value, dict) or type(value.get(key)) is not kind:
+            raise _damaged(path, f"it holds no {key}")
 
 
 @contextlib.contextmanager

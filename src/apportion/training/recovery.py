@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apportion import validate
+from apportion.errors import InvalidArgument
 from apportion.training.plan import Plan, describe
+from apportion.training.sampling import MOST_STEPS
 
 CHECKPOINTS = 100
 """A checkpoint after each hundredth of a run, and so many spare steps, unless somebody says otherwise."""
@@ -40,7 +42,11 @@ class Recovery:
     def __post_init__(self) -> None:
         validate.known("recovery.mode", self.mode, ("fresh", "exact"))
         if self.spare is not None:
-            validate.whole("recovery.spare", self.spare, "it is a number of steps", "Use 0 to have none", least=0)
+            spare = validate.whole(
+                "recovery.spare", self.spare, "it is a number of steps", "Use 0 to have none", least=0
+            )
+            if spare > MOST_STEPS:
+                raise InvalidArgument("recovery.spare", spare, f"{MOST_STEPS:,} are the most", "Use a few hundred")
         if self.every is not None:
             validate.whole("recovery.every", self.every, "it is a number of steps", "Use 1 for a checkpoint a step")
 

@@ -12,6 +12,9 @@ from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.strategies.context import epoch_length
 
+MOST_STEPS = 1_000_000
+"""A plan holds every step. Half a million different ones are priced in seconds; far more would look like a hang."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -68,8 +71,16 @@ class Sampling:
             )
         if epochs is not None:
             validate.positive("epochs", epochs, "it is a number of passes", "Try epochs=10")
-            steps = max(1, round(epochs * epoch_length(rate)))
-        return cls(population, rate, validate.whole("steps", steps, "it is a number of updates", "Try steps=1000"))
+            steps = max(1, round(min(epochs * epoch_length(rate), 2 * MOST_STEPS)))
+        steps = validate.whole("steps", steps, "it is a number of updates", "Try steps=1000")
+        if steps > MOST_STEPS:
+            raise InvalidArgument(
+                "steps" if epochs is None else "epochs",
+                steps if epochs is None else epochs,
+                f"it means more than {MOST_STEPS:,} steps, each of which must be declared and priced in advance",
+                "Use fewer steps, or larger batches",
+            )
+        return cls(population, rate, steps)
 
 
 def _exactly_one(first: str, first_value: object, second: str, second_value: object) -> None:

@@ -110,7 +110,7 @@ def _read_pickles(entry: Entry, folder: Path, names: list[str], label_key: str) 
 def _read_npz(entry: Entry, path: Path) -> DataSet:
     """Images are bytes of shape (N, H, W, C), as Keras stores them."""
     try:
-        with np.load(path, allow_pickle=False) as content:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
             x_train, y_train, x_test, y_test = (content[key] for key in NPZ_KEYS)
     except (KeyError, ValueError, OSError, zipfile.BadZipFile) as problem:
         raise InvalidArgument(

@@ -1,0 +1,294 @@
+"""Run a command in this process, in a folder of its own, and see what a person and the ledgers would see."""
+
+import contextlib
+import io
+import json
+import resource
+import shutil
+import signal
+import sqlite3
+import sys
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer
+
+from apportion.cli.main import app, main
+
+PATIENCE = 10.0
+"""Seconds of computing after which a command hangs; sleeping, it may take six times as long, for other programs compute too."""
+
+MEMORY = 16 << 30
+"""Bytes of address space, far above what any command needs: what asks for more fails here, and does not bring down the machine."""
+
+BUDGET = ("--epsilon", "3", "--delta", "1e-5", "--unit", "record", "--population", "1437")
+TRAINING = ("--data", "digits", "--model", "linear", "--sample-rate", "0.01", "--steps", "2", "--lr", "1")
+
+VALID = {
+    "train": (
+        *TRAINING,
+        *BUDGET,
+        "--recipe",
+        "lin-decay",
+        "--set",
+        "clip.start=0.5",
+        "--out",
+        "new",
+        "--ledger",
+        "shared.sqlite",
+    ),
+    "compare": (*TRAINING, *BUDGET, "--recipe", "abadi", "--seed", "1", "--out", "new"),
+    "plan": (
+        "--recipe",
+        "du-growing",
+        "--sample-rate",
+        "0.01",
+        "--steps",
+        "3",
+        *BUDGET,
+        "--calibrate",
+        "pld",
+        "--html",
+        "new.html",
+    ),
+    "account": ("schedule.csv", "--delta", "1e-5"),
+    "report": ("results.json", "--out", "new.html"),
+    "check": ("--model", "linear", "--data", "digits"),
+    "data list": ("--json",),
+    "data fetch": ("mnist", "--data-dir", "new"),
+    "data where": ("digits",),
+    "ledger limit": (
+        "new.sqlite",
+        "--name",
+        "mine",
+        "--epsilon",
+        "3",
+        "--delta",
+        "1e-5",
+        "--unit",
+        "record",
+        "--rule",
+        "sum",
+    ),
+    "ledger show": ("shared.sqlite", "--json"),
+    "ledger verify": ("shared.sqlite",),
+    "ledger export": ("shared.sqlite", "--csv"),
+    "audit replay": ("--model", "linear", "--data", "digits", "--steps", "2"),
+    "audit run": ("--model", "linear", "--data", "digits", "--steps", "2", "--canaries", "100", "--out", "new.html"),
+}
+"""A small valid line for every command. Whoever adds a command adds its line here."""
+
+FINDINGS = ("account", "check", "ledger verify", "audit replay", "audit run")
+"""Commands that answer "no" with exit code 1, which is no error."""
+
+
+def commands():
+    """Every command with its options, as the program knows them: (option, whether it takes a value)."""
+    found = {}
+
+    def walk(command, name):
+        for inner, child in getattr(command, "commands", {}).items():
+            walk(child, [*name, inner])
+        if not hasattr(command, "commands"):
+            options = [p for p in command.params if p.param_type_name == "option"]
+            found[" ".join(name)] = [(p.opts[0], not p.is_flag) for p in options]
+
+    walk(typer.main.get_command(app), [])
+    return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left behind."""
+
+    arguments: tuple[str, ...]
+    code: int
+    out: str
+    err: str
+    changed: tuple[str, ...]
+
+    @property
+    def refused(self):
+        return self.code == 2
+
+
+class Hang(BaseException):
+    """Not an Exception, so that no handler of the program takes it for its own."""
+
+
+class Workshop:
+    """A folder with small valid and invalid files, of which every command gets a fresh copy."""
+
+    def __init__(self, original):
+        self.original = original
+
+    def run(self, *arguments, files=None):
+        """Run a command with these files added, and check what holds for every command line, right or wrong."""
+        with tempfile.TemporaryDirectory(dir=self.original.parent) as name:
+            folder = Path(name, "here")
+            shutil.copytree(self.original, folder)
+            for path, content in (files or {}).items():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_bytes(content)
+            before = charges(folder)
+            with contextlib.chdir(folder):
+                code, out, err = call(arguments)
+            after = charges(folder)
+            outcome = Outcome(
+                arguments, code, out, err, tuple(sorted(key for key in after if after[key] != before.get(key)))
+            )
+        require_well_behaved(outcome)
+        return outcome
+
+
+@contextlib.contextmanager
+def no_hang(patience):
+    """Raise `Hang` in the middle of what takes too long, and `MemoryError` in what takes too much."""
+
+    def too_long(*_):
+        raise Hang(f"it took longer than {patience} s")
+
+    clocks = {signal.SIGPROF: (signal.ITIMER_PROF, patience), signal.SIGALRM: (signal.ITIMER_REAL, 6 * patience)}
+    previous = {sign: signal.signal(sign, too_long) for sign in clocks}
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    most = MEMORY if limits[1] == resource.RLIM_INFINITY else min(MEMORY, limits[1])
+    resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
+    for clock, seconds in clocks.values():
+        signal.setitimer(clock, seconds, 0.5)  # again, should the first fall into a place where exceptions are lost
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        for clock, _ in clocks.values():
+            signal.setitimer(clock, 0)
+        for sign, handler in previous.items():
+            signal.signal(sign, handler)
+
+
+def call(arguments, patience=PATIENCE):
+    """Exit code, standard output and standard error of a command; an exception that leaves it is a traceback."""
+
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings(), no_hang(patience):
+        warnings.simplefilter("default")
+        warnings.simplefilter("error", RuntimeWarning)  # numbers out of hand, which no person should have to read
+        with pytest.raises(SystemExit) as stop:
+            main(list(arguments))
+    return stop.value.code or 0, out.buffer.getvalue().decode(), err.buffer.getvalue().decode()
+
+
+def charges(folder):
+    """What every file of a run's secret, or named as a ledger, holds: rows where they can be counted, else the bytes."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and (path.suffix == ".sqlite" or "secret" in path.parts):
+            found[str(path.relative_to(folder))] = _rows(path)
+    return found
+
+
+def _rows(path):
+    content = path.read_bytes()
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?immutable=1", uri=True)) as connection:
+            return connection.execute("SELECT COUNT(*) FROM entries").fetchone()[0]
+    except sqlite3.Error:
+        return content
+
+
+def require_well_behaved(outcome):
+    """One line and exit code 2 for what is refused, and then nothing was charged."""
+    command = outcome.arguments
+    errors = [line for line in outcome.err.splitlines() if line.startswith("error:")]
+    finding = outcome.code == 1 and any(" ".join(command[: len(name.split())]) == name for name in FINDINGS)
+    assert outcome.code in (0, 2) or finding, outcome
+    assert "Traceback" not in outcome.err, outcome
+    if outcome.refused and "Usage:" in outcome.out:  # without a command: the help
+        assert not outcome.err, outcome
+    elif outcome.refused:
+        assert len(errors) == 1, outcome
+        assert not outcome.changed, outcome
+    elif outcome.code == 0:
+        assert not errors, outcome
+
+
+def build(folder):
+    """The files of a workshop: a run, a ledger, schedules, results, an experiment, and things that are none of these."""
+    folder.mkdir()
+    (folder / "folder").mkdir()
+    (folder / "empty").write_bytes(b"")
+    (folder / "binary").write_bytes(bytes(range(256)) * 8)
+    (folder / "schedule.csv").write_text("sample_rate,noise_multiplier,count\n0.01,1.0,10\n0.02,2.0,5\n")
+    (folder / "history.json").write_text(json.dumps({"history": [[1.0, 0.01, 10], [2.0, 0.02, 5]]}))
+    (folder / "experiment.toml").write_text(EXPERIMENT)
+    (folder / "mine.py").write_text(
+        "import torch\ndef model():\n    return torch.nn.Linear(64, 10)\ndef nothing():\n    return None\n"
+        "def fails():\n    raise KeyError('a\\nb')\ndef data():\n    return (1, 2)\nfour = 4\n"
+    )
+    (folder / "broken.py").write_text("def model(:\n")
+    shared = (
+        "ledger",
+        "limit",
+        "shared.sqlite",
+        "--name",
+        "digits",
+        "--epsilon",
+        "8",
+        "--delta",
+        "1e-4",
+        "--unit",
+        "record",
+    )
+    train = ("train", *TRAINING, *BUDGET, "--recipe", "du-growing", "--out", "run", "--ledger", "shared.sqlite")
+    with contextlib.chdir(folder):
+        for line in (shared, train):
+            code, _, err = call(line, patience=60.0)  # imports too
+            assert code == 0, err
+    shutil.copy(folder / "run" / "results.json", folder / "results.json")
+    (folder / "run" / "report.html").unlink()  # megabytes, to be copied for every command
+    return Workshop(folder)
+
+
+EXPERIMENT = """
+title = "Two recipes"
+data = "digits"
+model = "linear"
+epsilon = 3.0
+delta = 1e-5
+unit = "record"
+population = 1437
+sample_rate = 0.01
+steps = 2
+lr = 1.0
+optimizer = "sgd"
+seeds = [1]
+micro_batch = 64
+[[recipe]]
+name = "abadi"
+label = "plain"
+clip.threshold = 0.2
+[[recipe]]
+name = "non-private"
+lr = 0.5
+"""
+
+
+def isolate(monkeypatch, tmp_path):
+    """No network, no data sets of this machine, no standard input."""
+    from apportion.lab.data import fetch, packages, places
+    from apportion.lab.data.download import Unreachable
+
+    def unreachable(*_):
+        raise Unreachable("there is no network in this test")
+
+    monkeypatch.setattr(fetch, "download", unreachable)
+    monkeypatch.setattr(packages, "download", unreachable)
+    monkeypatch.setattr(places, "DEBIAN", {})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(places.VARIABLE, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(sys, "path", list(sys.path))
