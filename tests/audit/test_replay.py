@@ -70,7 +70,7 @@ def strategies(recipe, grouping="flat"):
 
 
 @pytest.mark.parametrize("grouping", ["flat", "layers", "two"])
-@pytest.mark.parametrize("engine", ["vmap", "loop"])
+@pytest.mark.parametrize("engine", ["one-pass", "vmap", "loop"])
 @pytest.mark.parametrize("recipe", PRIVATE_RECIPES)
 def test_every_recipe_engine_and_grouping_holds(model, records, recipe, engine, grouping):
     report = replay(model, LOSS, records, steps=3, engine=engine, **strategies(recipe, grouping))
@@ -88,7 +88,7 @@ def test_micro_batches_change_nothing(model, records, micro_batch, loop):
     assert report.sharp
 
 
-@pytest.mark.parametrize("engine", ["vmap", "loop"])
+@pytest.mark.parametrize("engine", ["one-pass", "vmap", "loop"])
 @pytest.mark.parametrize("recipe", PRIVATE_RECIPES)
 def test_a_loop_of_ones_own_holds(model, records, recipe, engine):
     def schedule(optimizer):
