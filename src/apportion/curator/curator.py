@@ -23,6 +23,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from apportion import validate
 from apportion.curator import mechanisms
@@ -81,10 +82,7 @@ class Draw:
         self.request, self._mechanism = request, mechanism
         self._batches, self._streams = batches, streams
         self._trained = trained_parameters(engine.model)
-        self._sums = {
-            name: torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)
-            for name, parameter in self._trained.items()
-        }
+        self._sums: dict[str, Tensor] = {}
         self._released = False
 
     def micro_batches(self) -> Iterator[Batch]:
@@ -102,7 +100,8 @@ class Draw:
         """Clip the gradients of a micro-batch and add them to the sum."""
         with torch.no_grad():
             for name, part in clipped_sums(gradients, self.request.releases).items():
-                self._sums[name] += part
+                earlier = self._sums.get(name)
+                self._sums[name] = part if earlier is None else earlier.to(torch.float64) + part
 
     def release(self) -> Released:
         """(Σ clipped + N(0, s²)) / expected batch size, once. After this the batch is gone."""
@@ -113,8 +112,11 @@ class Draw:
         for release in self.request.releases:
             deviation = self.request.standard_deviation(release)
             for name in group_names(release, list(self._trained)):
-                noisy = self._mechanism(self._sums[name], deviation, self._streams.noise)
-                gradient[name] = (noisy / self.request.expected_batch_size).to(self._trained[name].dtype)
+                parameter = self._trained[name]
+                total = self._sums.pop(name, None)
+                exact = torch.zeros_like(parameter, dtype=torch.float64) if total is None else total.detach()
+                noisy = self._mechanism(exact, deviation, self._streams.noise)
+                gradient[name] = (noisy / self.request.expected_batch_size).to(parameter.dtype)
         self._sums.clear()
         return Released(request=self.request, gradient=gradient)
 

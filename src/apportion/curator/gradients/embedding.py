@@ -7,11 +7,16 @@ equal neighbours are added: no one-hot matrix, no (batch × vocabulary). The pad
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from apportion.curator.gradients.use import scaled, without
+from apportion.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from apportion.curator.gradients.one_pass import OnePass
 
 
 class EmbeddingUse:
@@ -83,10 +88,23 @@ def embedding_use(module: nn.Embedding, names: Mapping[str, str], inputs: Tensor
     return EmbeddingUse(names, inputs.reshape(inputs.shape[0], -1), module.num_embeddings, module.padding_idx)
 
 
-def embedding_bag_use(module: nn.EmbeddingBag, names: Mapping[str, str], inputs: Tensor) -> EmbeddingUse:
-    """`nn.EmbeddingBag` on bags (b, places) with mode "sum" or "mean"."""
-    coefficients = None
-    if module.mode == "mean":
-        counts = torch.ones_like(inputs) if module.padding_idx is None else inputs != module.padding_idx
-        coefficients = counts / counts.sum(1, keepdim=True).clamp(min=1)
-    return EmbeddingUse(names, inputs, module.num_embeddings, module.padding_idx, coefficients)
+def replace_bag(module: nn.EmbeddingBag, path: str, names: Mapping[str, str], engine: OnePass) -> None:
+    """`nn.EmbeddingBag` on bags (b, places) with mode "sum" or "mean": the forward pass also tells which weights the places had."""
+    original = module.forward
+
+    def forward(input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:  # noqa: A002
+        if module.mode == "max" or input.dim() != 2:
+            raise UnsupportedModel(
+                f'{path} (EmbeddingBag) has a rule for bags (batch, places) with mode "sum" or "mean" only. Pad the bags with padding_idx'
+            )
+        output = original(input, offsets, per_sample_weights)
+        coefficients = torch.ones_like(input, dtype=output.dtype)
+        if per_sample_weights is not None:
+            coefficients = per_sample_weights.detach()
+        if module.mode == "mean":
+            counts = torch.ones_like(input) if module.padding_idx is None else input != module.padding_idx
+            coefficients = coefficients / counts.sum(1, keepdim=True).clamp(min=1)
+        use = EmbeddingUse(names, engine.note(path, input), module.num_embeddings, module.padding_idx, coefficients)
+        return engine.watch(use, output)
+
+    module.forward = forward

@@ -9,7 +9,7 @@ from torch import nn
 
 from apportion.curator.gradients.attention import replace_attention
 from apportion.curator.gradients.convolution import ConvolutionUse
-from apportion.curator.gradients.embedding import embedding_use
+from apportion.curator.gradients.embedding import embedding_use, replace_bag
 from apportion.curator.gradients.fallback import run_record_by_record
 from apportion.curator.gradients.linear import LinearUse
 from apportion.curator.gradients.normalisation import group_norm_use, instance_norm_use, layer_norm_use, rms_norm_use
@@ -44,14 +44,18 @@ REPLACED: dict[type[nn.Module], Callable[..., None]] = {
     nn.LSTMCell: replace_cell,
     nn.GRUCell: replace_cell,
     nn.MultiheadAttention: replace_attention,
+    nn.EmbeddingBag: replace_bag,
 }
 """Layers that do several things with their parameters: their forward pass is written out in steps that have a rule each."""
 
 
-def instrument(scratch: nn.Module, engine: OnePass) -> dict[str, str]:
-    """Make every layer of the scratch copy with trained parameters tell the engine what it needs. Returns the rule by layer."""
+def instrument(scratch: nn.Module, engine: OnePass) -> tuple[str, ...]:
+    """Make every layer of the scratch copy with trained parameters tell the engine what it needs.
+
+    Returns the modules without a rule of their own, which run record by record.
+    """
     trained = {id(parameter): name for name, parameter in scratch.named_parameters() if parameter.requires_grad}
-    rules: dict[str, str] = {}
+    fallbacks: list[str] = []
     covered: list[str] = []
     for path, module in list(scratch.named_modules()):
         if any(path.startswith(prefix) for prefix in covered):
@@ -65,12 +69,12 @@ def instrument(scratch: nn.Module, engine: OnePass) -> dict[str, str]:
             continue
         elif own or (inner and _is_parametrized(module)):
             run_record_by_record(module, path, inner, engine)
+            fallbacks.append(path)
         else:
             continue
-        rules[path] = type(module).__name__
         covered.append(f"{path}." if path else "")
     scratch.requires_grad_(False)
-    return rules
+    return tuple(fallbacks)
 
 
 def _is_parametrized(module: nn.Module) -> bool:

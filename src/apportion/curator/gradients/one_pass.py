@@ -77,6 +77,13 @@ class RecordGradients:
             sums[name] = torch.zeros_like(self._shapes[name])
         return {name: sums[name].reshape(self._shapes[name].shape) for name in self._shapes}
 
+    def kernels(self) -> dict[str, str]:
+        """How the norms of each parameter are computed, for people."""
+        found = dict.fromkeys(self._unused, "not used")
+        for use in self._uses:
+            found |= dict.fromkeys(use.names.values(), use.kernel)
+        return found | dict.fromkeys(self._shared, "rows of several uses added")
+
     def silence(self, records: Tensor) -> None:
         """Records that contribute nothing, a mask (b,): what is not finite must not meet a weight of zero."""
         for use in self._uses:
@@ -138,7 +145,9 @@ class OnePass:
         self._copy_inputs = copy_inputs
         self._leaves: list[Tensor] = []
         self._collected: list[Use] = []
-        self.rules = instrument(self._scratch, self)
+        self.fallbacks = instrument(self._scratch, self)
+        """Modules without a rule of their own."""
+        self._copied: list[tuple[int, int]] = []
 
     def listen(self, module: nn.Module, path: str, names: Mapping[str, str], make: Callable[..., Use]) -> None:
         """At every call of `module` note its input, and have the gradient of its output delivered."""
@@ -208,12 +217,13 @@ class OnePass:
 
     def _follow(self) -> None:
         """Weights, buffers and training flags as the model has them now."""
-        with torch.no_grad():
-            for (_, own), (_, theirs) in zip(
-                self._scratch.named_parameters(), self.model.named_parameters(), strict=True
-            ):
-                own.copy_(theirs)
-            for (_, held), (_, real) in zip(self._scratch.named_buffers(), self.model.named_buffers(), strict=True):
-                held.copy_(real)
+        own = [*self._scratch.parameters(), *self._scratch.buffers()]
+        theirs = [*self.model.parameters(), *self.model.buffers()]
+        versions = [(copied._version, original._version) for copied, original in zip(own, theirs, strict=True)]
+        if versions != self._copied:  # equal for the further micro-batches of a step
+            with torch.no_grad():
+                for copied, original in zip(own, theirs, strict=True):
+                    copied.copy_(original)
+            self._copied = [(copied._version, original._version) for copied, original in zip(own, theirs, strict=True)]
         for own_module, module in zip(self._scratch.modules(), self.model.modules(), strict=True):
             own_module.training = module.training
