@@ -149,6 +149,13 @@ def per_record_mode(model: nn.Module, loss_fn: LossFunction | None, inputs: Stru
     return "loop"
 
 
+def synthetic_outputs(run: Callable[[Structure], Structure], model: nn.Module, inputs: Structure) -> list[torch.Tensor]:
+    """The tensors that `run` returns for synthetic records shaped like `inputs`, those that depend on parameters."""
+    with _seeded(0, _device(model)):
+        _, outputs = _first_that_runs(run, _batches("inputs", inputs, model), "The model", inputs)
+    return [tensor for _, tensor in _tensors(outputs) if tensor.requires_grad]
+
+
 def _summary(gradients: Gradients | Rows) -> torch.Tensor:
     """What clipping uses of the records' gradients: norms, and two sums that tell records apart.
 

@@ -58,6 +58,15 @@ def load_model(model_name: str, data_name: str | None, data_dir: Path | None = N
     return resolve(data_name or "digits", model_name, data_dir).build()
 
 
+def load_example(model_name: str, data_name: str | None, data_dir: Path | None = None) -> Any:
+    """One record of the data with all values set to zero; `None` for an own model whose data was not named."""
+    from apportion.curator.records import as_records
+
+    if data_name is None and _is_own(model_name):
+        return None
+    return as_records(resolve(data_name or "digits", model_name, data_dir).train).example
+
+
 def _is_own(name: str) -> bool:
     return ":" in name and not name.startswith("folder:")
 
