@@ -2,6 +2,7 @@
 
     ApportionError
      ├── InvalidArgument     a value that cannot be right (also a ValueError)
+     │    └── TakenOver      another process goes on with this run
      ├── UnsupportedModel    a layer or loss without a gradient of its own for each record
      ├── BudgetExhausted     a release that the declared plan does not cover
      ├── PrivacyViolation    an audit has shown that a stated guarantee does not hold
@@ -25,6 +26,10 @@ class InvalidArgument(ApportionError, ValueError):
     def __init__(self, argument: str, value: object, reason: str, fix: str):
         self.argument, self.value, self.reason, self.fix = argument, value, reason, fix
         super().__init__(f"{argument}={value!r}: {reason}. {fix}.")
+
+
+class TakenOver(InvalidArgument):
+    """Another process has spent the next token of this run. This one must stop, and leave the run folder to the other."""
 
 
 class UnsupportedModel(ApportionError):

@@ -182,10 +182,10 @@ def call(arguments, patience=PATIENCE):
 
 
 def charges(folder):
-    """What every file of a run's secret, or named as a ledger, holds: rows where they can be counted, else the bytes."""
+    """What every ledger holds: rows where they can be counted, else the bytes."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and (path.suffix == ".sqlite" or "secret" in path.parts):
+        if path.is_file() and path.suffix == ".sqlite":
             found[str(path.relative_to(folder))] = _rows(path)
     return found
 
@@ -195,7 +195,7 @@ def _rows(path):
     try:
         with contextlib.closing(sqlite3.connect(f"file:{path}?immutable=1", uri=True)) as connection:
             return connection.execute("SELECT COUNT(*) FROM entries").fetchone()[0]
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         return content
 
 

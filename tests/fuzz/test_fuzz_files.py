@@ -19,6 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+# A ledger that makes a test fail is shown, however long it is.
+pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")
+
 
 def encoded(document):
     return json.dumps(document).encode()

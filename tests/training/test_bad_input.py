@@ -206,5 +206,5 @@ def test_an_optimizer_instance_is_for_make_private(model, records, budget):
 
 def test_a_folder_with_a_ledger_is_not_overwritten(model, records, budget, tmp_path):
     train(model, records, budget, tmp_path / "run")
-    with pytest.raises(ap.InvalidArgument, match="ledger of an earlier run"):
+    with pytest.raises(ap.InvalidArgument, match="there is an earlier run already"):
         train(model, records, budget, tmp_path / "run")

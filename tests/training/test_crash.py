@@ -117,7 +117,9 @@ def test_what_a_crash_between_charge_and_hand_out_costs(tmp_path, mode, point):
         assert paid == [*range(1, 6), STEPS + 1, STEPS + 2, *range(6, STEPS + 1)]
         assert not {line["value"] for line in before} & {line["value"] for line in after}
     else:
-        assert paid == list(range(1, STEPS + 1))
         assert after[0] == before[3]
         if point == "handed out":
+            assert paid == list(range(1, STEPS + 1))
             assert after[1] == before[4]
+        else:  # the draw in flight is burnt
+            assert paid == [*range(1, 6), STEPS + 1, *range(6, STEPS + 1)]

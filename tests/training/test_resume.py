@@ -1,6 +1,7 @@
 """Going on after a crash: what is restored, what is refused, and what it costs. (Crashes themselves: test_crash.py.)"""
 
 import errno
+import json
 import os
 from dataclasses import dataclass
 
@@ -479,3 +480,90 @@ def test_coins_and_noise_are_independent_of_those_before_the_crash(tmp_path, die
     assert torch.stack(noises).std(1) == pytest.approx(torch.ones(6).numpy(), abs=0.02)
     assert len(set(draws)) == 6
     assert all(len(set(one) & set(other)) < 10 for one in draws for other in draws if one != other)
+
+
+def test_a_copy_of_the_folder_cannot_ask_the_draw_in_flight_about_other_records(tmp_path, dies, monkeypatch):
+    """Charged but not handed out; then resumed twice. The noise of the lost draw must meet neither of the two again."""
+    folder, noises = tmp_path / "run", []
+
+    def listen(exact_sum, deviation, stream, right=mechanisms.gaussian):
+        noisy = right(exact_sum, deviation, stream)
+        noises.append((noisy - exact_sum).flatten()[0].item())
+        return noisy
+
+    monkeypatch.setattr(mechanisms, "gaussian", listen)
+
+    def fails(book, token, right=DrawBook.note, **content):
+        if "value" in content and token == 5:
+            raise Died
+        right(book, token, **content)
+
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(DrawBook, "note", fails)
+        patch.setattr("apportion.training.run.Run.save", lambda *_: None)
+        train(folder, "exact", False, STEPS, 5, Sudden())
+    lost = noises[-1]
+    noises.clear()
+    train(folder, "exact", True, STEPS, 5, Sudden())
+    assert all(abs(noise - lost) > 1e-9 for noise in noises)
+    assert 13 in tokens_of(folder)
+
+
+def test_the_key_stays_while_steps_can_be_repeated(tmp_path, dies):
+    """All tokens are charged, but the checkpoint is behind: what was lost is repeated, and only then the key goes."""
+    folder, kept = tmp_path / "run", {}
+    write = checkpoint.Checkpoints.write
+
+    def keep(self, state):
+        write(self, state)
+        kept.setdefault(state["step"], (folder / "secret" / "checkpoint").read_bytes())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint.Checkpoints, "write", keep)
+        patch.setattr("apportion.training.session.Session.close", lambda self: None)
+        first = train(folder, "exact", False, STEPS, 0, Sudden())
+    (folder / "secret" / "checkpoint").write_bytes(kept[9])
+    again = train(folder, "exact", True, STEPS, 0, Sudden())
+    assert torch.equal(first.model[0].weight, again.model[0].weight)
+    assert tokens_of(folder) == list(range(1, STEPS + 1))
+    assert not (folder / "secret" / "key").exists()
+
+
+def test_a_run_that_was_taken_over_leaves_the_folder_alone(tmp_path, dies):
+    """Another process finishes the run meanwhile: the first one stops, and what the other published stays."""
+    folder = tmp_path / "run"
+    meanwhile = []
+
+    class Late(Sudden):
+        def observe(self, state, released):
+            if state["number"] == 5 and not meanwhile:
+                meanwhile.append(True)
+                meanwhile.append(train(folder, "fresh", True, STEPS, 4, Sudden()).statement()["draws_charged"])
+            return super().observe(state, released)
+
+    Late.__name__ = "Sudden"
+    with pytest.raises(ap.InvalidArgument, match="another process spends the same run"):
+        train(folder, "fresh", False, STEPS, 4, Late())
+    facts = json.loads((folder / "public" / "privacy.json").read_text())
+    assert facts["draws_charged"] == meanwhile[1] == len(tokens_of(folder))
+
+
+def test_a_new_run_is_refused_where_a_crashed_one_lies(tmp_path, dies, records, budget):
+    shared = tmp_path / "patients.sqlite"
+    limit = ap.Budget(epsilon=9.0, delta=1e-4, unit=ap.Record())
+    Ledger.create(shared, name="patients", rule=GaussianRuns(limit)).close()
+    (tmp_path / "run" / "secret").mkdir(parents=True)
+    (tmp_path / "run" / "secret" / "checkpoint").write_bytes(b"of an earlier run")
+    with pytest.raises(ap.InvalidArgument, match="there is an earlier run already"):
+        ap.train(
+            nn.Linear(4, 2),
+            cross_entropy,
+            records,
+            budget=budget,
+            population=40,
+            sample_rate=0.25,
+            steps=4,
+            lr=0.1,
+            out=tmp_path / "run",
+            ledger=shared,
+        )

@@ -71,7 +71,7 @@ def test_the_run_folder_keeps_a_copy_of_its_own_charges(records, small, path, tm
     train(records, small, path, steps=2, out=tmp_path / "run")
     copy = tmp_path / "run" / "secret" / "ledger.sqlite"
     assert sum(reading(copy, Ledger.counts).values()) == 2
-    with pytest.raises(ap.InvalidArgument, match="ledger of an earlier run"):
+    with pytest.raises(ap.InvalidArgument, match="there is an earlier run already"):
         train(records, small, path, out=tmp_path / "run")
 
 

@@ -134,6 +134,13 @@ class Account:
         self._spares_spent += number > self._steps
         self.position = step
 
+    def reload(self) -> None:
+        """Take over what the ledger says: an interruption may have come between its row and our memory of it."""
+        if self.run is not None:
+            self._charges = dict(self.ledger.charges(self.run))
+            self._spares_spent = sum(token > self._steps for token in self._charges)
+            self._running.clear()
+
     def epsilon(self, delta: float | None = None) -> float:
         """ε of what was charged so far, at `delta` (the budget's by default). Reading it changes nothing but what is remembered."""
         delta = self.budget.delta if delta is None else delta

@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from apportion.errors import InvalidArgument
+from apportion.errors import InvalidArgument, TakenOver
 
 PATIENCE = 30.0
 """Seconds to wait for a lock before giving up."""
@@ -110,7 +110,10 @@ class Chain:
         while True:
             try:
                 return self._connection.execute(statement, parameters).fetchall()
-            except sqlite3.Error as error:
+            except (
+                sqlite3.Error,
+                UnicodeDecodeError,
+            ) as error:  # of a damaged file even SQLite's message may be no text
                 if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() - started > PATIENCE:
                     raise self._explained(error) from error
                 if not told:
@@ -196,7 +199,7 @@ class Chain:
     def _expected_schema() -> set[str]:
         return {*_SCHEMA, "CREATE TABLE sqlite_sequence(name,seq)"}
 
-    def _explained(self, error: sqlite3.Error) -> InvalidArgument:
+    def _explained(self, error: Exception) -> InvalidArgument:
         """What a person can do about it. A charge that failed raises before the coins: nothing was released."""
         unreadable = (
             f"it cannot be read: {error}",
@@ -224,7 +227,8 @@ class Chain:
                 "Let one process at a time continue a run",
             ),
         }.get(_code(error), unreadable)
-        return InvalidArgument("ledger", str(self.path), reason, fix)
+        kind = TakenOver if _code(error) == sqlite3.SQLITE_CONSTRAINT else InvalidArgument
+        return kind("ledger", str(self.path), reason, fix)
 
 
 def new_file(path: Path, *, argument: str, reason: str, fix: str) -> None:
@@ -244,6 +248,6 @@ def _digest(previous: str, *values: object) -> str:
     return hashlib.sha256(json.dumps([previous, *values], default=repr).encode()).hexdigest()
 
 
-def _code(error: sqlite3.Error) -> int:
+def _code(error: Exception) -> int:
     """The primary result code, without the details in the higher bits; 0 for errors of the Python binding."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
 from apportion.accounting.accountant import (
+    SMALLEST_DELTA,
     PrivacyLossAccountant,
     merge_unsampled,
     total_variation,
@@ -38,6 +39,7 @@ from apportion.accounting.accountant import (
 )
 from apportion.accounting.gaussian import gaussian_epsilon, gaussian_mu
 from apportion.budget import Budget, require_budget
+from apportion.errors import InvalidArgument
 from apportion.request import Event
 
 FAILURE_SHARE = 0.03
@@ -171,6 +173,9 @@ def gaussian_cost(plan: Mapping[Event, int], failure: float) -> Cost:
         return Cost(mu**2)
     if total_variation(counts) <= failure:
         return Cost(0.0, -math.log1p(-failure))
+    if failure < SMALLEST_DELTA:
+        reason = "so little of delta is left for the tails of a run that it cannot be priced"
+        raise InvalidArgument("ledger", failure, reason, "Declare a limit with a larger delta in a new ledger")
     # A curve is sharp near the δ that it was made for and a loose upper bound elsewhere, so the smallest of several is taken.
     curves = [PrivacyLossAccountant().curve(counts, float(delta)) for delta in np.geomspace(failure, 0.2, _CURVES)]
     points = np.linspace(0.0, curves[0].epsilon(failure), _POINTS + 1)

@@ -12,10 +12,15 @@ After a crash the digest of the next step is compared with what was noted for it
 
 | noted                                  | then                                                                              |
 |----------------------------------------|-----------------------------------------------------------------------------------|
-| equal, no value                        | it was never seen: draw it; charge it if that had not happened                    |
+| equal, not charged                     | nothing was drawn: charge it and draw it                                          |
 | equal, and the value comes out equal   | the same release as before, which costs nothing                                   |
 | equal, but another value comes out     | two answers under one noise would differ without noise: burnt, never handed out   |
+| equal, charged, no value               | burnt: a new token, a new stream                                                  |
 | another digest, or none                | another question: a new token, a new stream                                       |
+
+The fourth row is stricter than it has to be if nobody tampers: a value that was not noted was never seen. But the note lies in the run
+folder, and a copy of the folder does not know what the original handed out meanwhile, on records that may differ by then. So a value
+leaves only if this process charged its token, or if it equals the one that was noted.
 
 The key lies in secret/ while the run is unfinished. Whoever reads it can recompute the noise, so the guarantee holds towards those who
 cannot: keep that folder closed. It is deleted when the run ends.
@@ -65,7 +70,8 @@ class DrawBook:
             return cls(Chain.create(path, {"format": 1}))
         chain = Chain(path)
         if damage := chain.verify():
-            raise InvalidArgument("resume", str(path), str(damage), "Restore it from a backup, or start anew")
+            fix = "Delete it: lost steps are then drawn and paid for anew. An older copy must not take its place"
+            raise InvalidArgument("resume", str(path), str(damage), fix)
         return cls(chain)
 
     def candidates(self, step: int) -> list[int]:
@@ -173,14 +179,15 @@ class ExactCurator:
     def close(self) -> None:
         """Delete the key: nobody can repeat a draw from now on."""
         self._key = b""
-        forget_key(self._folder)
+        (self._folder / KEY).unlink(missing_ok=True)
 
     def _choose(self, request: Request, step: int) -> _Draw | None:
         """The draw that was noted for this very question, otherwise a new one; `None` if no token is left to pay for it."""
         state = digest(self._state())
         for token in self._book.candidates(step):
             name = self._name(token, request, state)
-            if name == self._book.name(token):
+            seen_or_unpaid = self._book.value(token) is not None or not self._account.is_spent(token)
+            if name == self._book.name(token) and seen_or_unpaid:
                 return _Draw(token, name)
         new = self._account.next_token()
         if new is None:
@@ -206,11 +213,6 @@ class ExactCurator:
         return Stream(
             hashlib.blake2b(message, key=self._key, digest_size=KEY_BYTES, person=b"apportion exact").digest()
         )
-
-
-def forget_key(folder: Path) -> None:
-    """Delete the key of a run that has ended."""
-    (folder / KEY).unlink(missing_ok=True)
 
 
 def _key_of(path: Path, *, new: bool) -> bytes:

@@ -194,6 +194,8 @@ class Private:
     def _batches(self, steps: int) -> Iterator[Batch]:
         self._settings = _settings_of(self._session.optimizer)
         for _ in range(steps):
+            if not self.steps_left:  # a resumed run has lost steps that no spare token paid for
+                break
             curator = self._session.curator
             assert isinstance(curator, Curator)  # draws that are repeated bit for bit are offered to `train` alone
             draw = curator.open(self._session.next_request())

@@ -27,7 +27,7 @@ from apportion.request import Released, Request
 from apportion.strategies.clip import Clip
 from apportion.strategies.noise import NoiseSchedule
 from apportion.training.checkpoint import CHECKPOINT, Checkpoints, restored
-from apportion.training.exact import ExactCurator, forget_key
+from apportion.training.exact import DRAWS, KEY, ExactCurator
 from apportion.training.history import Entry, as_columns, from_columns, is_report_step
 from apportion.training.optimizers import require_plain_step, require_same_parameters
 from apportion.training.plan import Plan, make_plan
@@ -68,6 +68,11 @@ class Session:
     @property
     def model(self) -> nn.Module:
         return self.engine.model
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a key can still repeat the draws of this run."""
+        return isinstance(self.curator, ExactCurator) and self.account.left > 0
 
     @property
     def step(self) -> int:
@@ -247,9 +252,7 @@ def open_session(
         if earlier is None and books.path is not None and ledger is None:
             books.path.unlink()  # ours, and nothing was ever charged to it
         raise
-    if recovery.mode == "exact" and out is not None and not account.left:
-        forget_key(out)  # the run had ended, and died before it could tidy up
-    elif recovery.mode == "exact" and out is not None:
+    if recovery.mode == "exact" and out is not None and (account.left or (out / KEY).exists()):
         session.curator = ExactCurator(
             lambda source: curator(source, source),
             account,
@@ -257,6 +260,7 @@ def open_session(
             lambda: {**session.state(), "execution": {"micro_batch": execution.micro_batch, "mode": mode}},
             session.next_request,
         )
+        session.close()  # the run had ended, and died before it could tidy up
     model.train()
     return session
 
@@ -285,6 +289,11 @@ def _require_recoverable(
 def _open_ledger(shared: Path | None, out: Path | None, randomness: Randomness) -> Ledger:
     """The data set's ledger if one was named, otherwise a new one in the run folder or in memory."""
     own = None if out is None else out / LEDGER
+    leftovers = [] if out is None else [out / part for part in (CHECKPOINT, KEY, DRAWS) if (out / part).exists()]
+    if leftovers:
+        raise InvalidArgument(
+            "out", str(leftovers[0]), "there is an earlier run already", "Choose a new folder, or go on with resume"
+        )
     if shared is None:
         return Ledger.create(own)
     if not randomness.private:

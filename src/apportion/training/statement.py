@@ -41,6 +41,7 @@ OWN_LOOP = (
 def statement(session: Session) -> dict[str, Any]:
     """The statement as data (privacy.json)."""
     plan, budget = session.plan, session.plan.budget
+    session.account.reload()
     return {
         "private": session.randomness.private,
         "why_not_private": None
@@ -71,7 +72,8 @@ def statement(session: Session) -> dict[str, Any]:
         "data_set": data_set(session.account.ledger, session.account.run),
         "assumptions": list(OWN_LOOP) if session.own_loop else [],
         "randomness": f"{KEY_STREAM}, 256-bit key from "
-        + ("the operating system" if session.randomness.private else "a fixed seed"),
+        + ("the operating system" if session.randomness.private else "a fixed seed")
+        + (", kept in secret/ until the run ends (recovery exact)" if session.repeatable else ""),
         "covered": list(COVERED),
         "not_covered": [
             OTHER_LEDGERS if item is OTHER_RUNS and session.account.ledger.rule else item for item in NOT_COVERED

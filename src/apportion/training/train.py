@@ -15,7 +15,7 @@ from apportion.curator.compatibility import copy_of
 from apportion.curator.curator import Execution, LossFunction
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
-from apportion.errors import InvalidArgument
+from apportion.errors import InvalidArgument, TakenOver
 from apportion.strategies.clip import Clip, Fixed
 from apportion.strategies.noise import Constant, NoiseSchedule
 from apportion.training.evaluation import accuracy, require_public
@@ -126,12 +126,16 @@ def train(
         resume=resume,
     )
     run = Run(session)
+    ours = True
     try:
         with progress_bar(label, session.plan.steps, budget.epsilon, enabled=progress) as show:
             take_steps(session, loss_fn, evaluate, show)
+    except TakenOver:
+        ours = False
+        raise
     finally:  # also after an interruption: what was charged, and what came of it, is not lost
         model.train(was_training)
-        if out is not None and session.entries:
+        if out is not None and session.entries and ours:
             run.save(out)
             session.close()
     return run
