@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor
 from apportion import validate
 from apportion.curator import mechanisms
 from apportion.curator.clipping import Gradients, Rows, clipped_sums, group_names
-from apportion.curator.gradients.engine import Engine
+from apportion.curator.gradients.engine import Engine, Mode
 from apportion.curator.gradients.losses import LossFunction
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.mechanisms import Mechanism
@@ -58,14 +58,20 @@ class Execution:
 
     Args:
         micro_batch: records whose gradients are held at one time.
+        engine: "auto" takes the fastest engine that gives exact gradients. The one-pass engine runs a micro-batch together, after a
+            probe on synthetic records has shown that the model keeps records apart; "vmap" and "loop" run every record alone, so
+            that not even a layer that mixes records only on certain data could do so. Use them for hand-written layers that you
+            do not trust.
     """
 
     micro_batch: int = 256
+    engine: Literal["auto"] | Mode = "auto"
 
     def __post_init__(self) -> None:
         validate.whole(
             "micro_batch", self.micro_batch, "it is a number of records", "Use a smaller one if memory runs out"
         )
+        validate.known("engine", self.engine, ("auto", *get_args(Mode)))
 
 
 class Draw:

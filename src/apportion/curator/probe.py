@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ Structure = Any
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
 _RECORDS = 3  # two could hide mixing that is symmetric in its pair
+_FAST: tuple[Mode, ...] = ("one-pass", "one-pass, copying inputs", "vmap")
 _Result = TypeVar("_Result")
 
 
@@ -108,8 +109,16 @@ def probe_loss(model: nn.Module, loss_fn: LossFunction, example_inputs: Structur
         )
 
 
-def per_record_mode(model: nn.Module, loss_fn: LossFunction | None, inputs: Structure, target: Structure) -> Mode:
+def per_record_mode(
+    model: nn.Module,
+    loss_fn: LossFunction | None,
+    inputs: Structure,
+    target: Structure,
+    wanted: Literal["auto"] | Mode = "auto",
+) -> Mode:
     """The first engine, from the fastest to the slowest, that gives the gradients of single passes on synthetic records.
+
+    An engine that is `wanted` must be among those that do.
 
     Operators without a batching rule, and a forward pass that branches on its data, leave "loop". In a training loop of a person's own
     the loss is not known beforehand: with `loss_fn=None` the size of the outputs stands for it.
@@ -141,11 +150,17 @@ def per_record_mode(model: nn.Module, loss_fn: LossFunction | None, inputs: Stru
     with warnings.catch_warnings():
         # Where torch can work around a missing batching rule it says so, which is not a reason to go without the others.
         warnings.simplefilter("ignore")
-        modes: tuple[Mode, ...] = ("one-pass", "one-pass, copying inputs", "vmap")
-        for mode in modes:
+        for mode in _FAST:
+            if wanted not in ("auto", mode):
+                continue
             with suppress(RuntimeError, UnsupportedModel):
                 if _close(gradients(mode, pair, seed=0), expected, looseness=10) or (mode == "vmap" and not repeatable):
                     return mode
+    if wanted not in ("auto", "loop"):
+        raise UnsupportedModel(
+            f"The engine {wanted!r} does not give the gradients of single records for this model. "
+            'Use Execution(engine="auto"), which finds one that does.'
+        )
     return "loop"
 
 

@@ -288,7 +288,7 @@ def make_private(
         population=population, batch_size=batch_size, epochs=epochs, sample_rate=sample_rate, steps=steps
     )
     records = as_records(train_data)
-    mode = require_trainable(model, None, records)
+    mode = require_trainable(model, None, records, execution)
     session = open_session(
         model,
         optimizer,

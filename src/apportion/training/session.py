@@ -323,11 +323,13 @@ def _continue_ledger(shared: Path | None, out: Path | None, earlier: dict[str, A
     return ledger
 
 
-def require_trainable(model: nn.Module, loss_fn: LossFunction | None, records: Records) -> Mode:
+def require_trainable(
+    model: nn.Module, loss_fn: LossFunction | None, records: Records, execution: Execution | None = None
+) -> Mode:
     """Refuse a model or loss that mixes records; say how per-record gradients will be computed. Uses synthetic values only."""
     check(model).require()
     inputs, target = records.example
     probe_model(model, inputs)
     if loss_fn is not None:
         probe_loss(model, loss_fn, inputs, target)
-    return per_record_mode(model, loss_fn, inputs, target)
+    return per_record_mode(model, loss_fn, inputs, target, (execution or Execution()).engine)

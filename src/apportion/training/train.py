@@ -103,7 +103,7 @@ def train(
     )
     records = as_records(train_data)
     was_training = model.training
-    mode = require_trainable(model, loss_fn, records)
+    mode = require_trainable(model, loss_fn, records, execution)
     if isinstance(loss_fn, nn.Module):
         loss_fn = copy_of(loss_fn)  # a loss that remembers what it saw must not hand it out
     built = build_optimizer(model, optimizer, lr)
