@@ -15,8 +15,9 @@ import apportion as ap
 from apportion.audit import PrivacyViolation, replay
 from apportion.curator import curator as curator_module
 from apportion.curator import mechanisms
-from apportion.curator.clipping import clipped_sums
+from apportion.curator.clipping import clipped_sums, held
 from apportion.curator.curator import Curator, Draw
+from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Stream
 from apportion.request import ClippedSum, Event, Request
@@ -216,42 +217,58 @@ def sums(replacement):
     return patched(curator_module, "clipped_sums", lambda original: replacement)
 
 
-def without_clipping(rows, releases):
-    return {name: row.nan_to_num(0, 0, 0).double().sum(0) for name, row in rows.items()}
+def unclipped(gradients):
+    """The sum of all records as they are, but for those that are not finite."""
+    records = held(gradients)
+    squares = records.squared_norms()
+    finite = torch.stack(list(squares.values())).sum(0).isfinite()
+    records.silence(~finite)
+    return records.weighted_sums(dict.fromkeys(squares, finite.double()))
 
 
-def with_looser_clipping(rows, releases):
+def without_clipping(gradients, releases):
+    return unclipped(gradients)
+
+
+def with_looser_clipping(gradients, releases):
     return clipped_sums(
-        rows, [dataclasses.replace(release, threshold=1.05 * release.threshold) for release in releases]
+        gradients, [dataclasses.replace(release, threshold=1.05 * release.threshold) for release in releases]
     )
 
 
-def with_nan(rows, releases):
+def with_nan(gradients, releases):
     (release,) = releases
-    norm = torch.stack([row.flatten(1).double().square().sum(1) for row in rows.values()]).sum(0).sqrt()
-    factors = (release.threshold / norm).clamp(max=1.0)
-    return {name: torch.tensordot(factors, row.double(), 1) for name, row in rows.items()}
+    records = held(gradients)
+    squares = records.squared_norms()
+    factors = (release.threshold / torch.stack(list(squares.values())).sum(0).sqrt()).clamp(max=1.0)
+    return records.weighted_sums(dict.fromkeys(squares, factors))
 
 
-def with_each_parameter_clipped_alone(rows, releases):
+def with_each_parameter_clipped_alone(gradients, releases):
     (release,) = releases
-    return {name: clipped_sums({name: row}, [release])[name] for name, row in rows.items()}
+    records = held(gradients)
+    alone = [ClippedSum(release.threshold, (name,)) for name in records.squared_norms()]
+    return clipped_sums(records, alone)
 
 
-def with_averaged_micro_batches(rows, releases):
-    return clipped_sums({name: 100 * row.mean(0, keepdim=True) for name, row in rows.items()}, releases)
+def with_averaged_micro_batches(gradients, releases):
+    records = held(gradients)
+    size = len(next(iter(records.squared_norms().values())))
+    return clipped_sums({name: 100 / size * part[None] for name, part in unclipped(records).items()}, releases)
 
 
-def with_first_layer_unclipped(rows, releases):
-    return {**clipped_sums(rows, releases), "0.weight": without_clipping(rows, releases)["0.weight"]}
+def with_first_layer_unclipped(gradients, releases):
+    records = held(gradients)
+    return {**clipped_sums(records, releases), "0.weight": unclipped(records)["0.weight"]}
 
 
 def realised_batch_size(monkeypatch):
     add, release = Draw.add, Draw.release
 
-    def counting(self, rows):
-        self.count = getattr(self, "count", 0) + len(next(iter(rows.values())))
-        add(self, rows)
+    def counting(self, gradients):
+        records = held(gradients)
+        self.count = getattr(self, "count", 0) + len(next(iter(records.squared_norms().values())))
+        add(self, records)
 
     def divided(self):
         released = release(self)
@@ -281,8 +298,8 @@ def failing_empty_batch(original):
 
 
 def noise_on_every_micro_batch(original):
-    def add(self, rows):
-        original(self, rows)
+    def add(self, gradients):
+        original(self, gradients)
         for name in self._sums:
             self._sums[name] = self._mechanism(self._sums[name], 1.0, self._streams.noise)
 
@@ -294,7 +311,10 @@ def raw_gradient_beside_the_noise(original):
         raw = {name: part.clone() for name, part in self._sums.items()}
         released = original(self)
         return dataclasses.replace(
-            released, gradient={name: part + 1e-3 * raw[name].float() for name, part in released.gradient.items()}
+            released,
+            gradient={
+                name: part + 1e-3 * raw.get(name, torch.zeros(())).float() for name, part in released.gradient.items()
+            },
         )
 
     return release
@@ -320,14 +340,19 @@ def noise_from_one_seed(original):
 
 
 def model_remembers(what):
-    def replacement(original):
-        def forward(self, inputs):
-            what(self.model, inputs)
-            return original(self, inputs)
+    """A breakage of all engines: the forward pass leaves something of the records in the model that is released."""
 
-        return forward
+    def apply(monkeypatch):
+        for engine in (OnePass, ReferenceGradients):
+            original = engine.forward
 
-    return patched(ReferenceGradients, "forward", replacement)
+            def forward(self, inputs, original=original):
+                what(self.model, inputs)
+                return original(self, inputs)
+
+            monkeypatch.setattr(engine, "forward", forward)
+
+    return apply
 
 
 def running_mean(model, inputs):
@@ -390,11 +415,13 @@ BROKEN = {
 }
 
 
+@pytest.mark.parametrize("engine", [None, "vmap"], ids=["default", "vmap"])
 @pytest.mark.parametrize("breakage", BROKEN)
-def test_a_broken_piece_is_found(model, records, monkeypatch, breakage):
+def test_a_broken_piece_is_found(model, records, monkeypatch, breakage, engine):
     apply, kind = BROKEN[breakage]
     apply(monkeypatch)
-    report = replay(model, LOSS, records, steps=4 if kind == "noise" else 2)  # statistics need more numbers
+    # Statistics need more numbers.
+    report = replay(model, LOSS, records, engine=engine, steps=4 if kind == "noise" else 2)
     assert kind in {finding.kind for finding in report.findings}, report.findings
     with pytest.raises(PrivacyViolation, match="does not hold"):
         report.require()

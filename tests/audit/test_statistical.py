@@ -22,6 +22,7 @@ from apportion.audit.statistical import ABOVE, BELOW, audit
 from apportion.cli import audit_run
 from apportion.cli.main import main
 from apportion.curator import curator, mechanisms
+from apportion.curator.clipping import held
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.reference import ReferenceGradients, trained_parameters
 from apportion.curator.randomness import Randomness
@@ -79,10 +80,12 @@ def noise_times(factor):
 def one_layer_unclipped(monkeypatch):
     real = curator.clipped_sums
 
-    def sums(rows, releases):
-        result, name = real(rows, releases), list(rows)[-2]
-        result[name] = rows[name].to(torch.float64).sum(0)
-        return result
+    def sums(gradients, releases):
+        records = held(gradients)
+        norms = records.squared_norms()
+        name = list(norms)[-2]
+        ones = {key: torch.ones_like(norm) for key, norm in norms.items()}
+        return {**real(records, releases), name: records.weighted_sums(ones)[name]}
 
     monkeypatch.setattr(curator, "clipped_sums", sums)
 
@@ -92,7 +95,9 @@ def clipped_at_twice_the_threshold(monkeypatch):
     monkeypatch.setattr(
         curator,
         "clipped_sums",
-        lambda rows, releases: real(rows, [replace(release, threshold=2 * release.threshold) for release in releases]),
+        lambda gradients, releases: real(
+            gradients, [replace(release, threshold=2 * release.threshold) for release in releases]
+        ),
     )
 
 

@@ -41,8 +41,7 @@ class Packed(nn.Module):
 
     def forward(self, sequence, lengths):
         packed = pack_padded_sequence(sequence, lengths, batch_first=True, enforce_sorted=False)
-        outputs = pad_packed_sequence(self.layer(packed)[0], batch_first=True, total_length=sequence.shape[1])[0]
-        return outputs
+        return pad_packed_sequence(self.layer(packed)[0], batch_first=True, total_length=sequence.shape[1])[0]
 
 
 class OwnRule(nn.Module):
@@ -126,7 +125,11 @@ CASES = {
     ),
     "GRU": (lambda: First(nn.GRU(3, 4, batch_first=True)), numbers(6, 3), "materialised"),
     "GRU of one step": (lambda: First(nn.GRU(3, 4, batch_first=True)), numbers(1, 3), "product of norms"),
-    "GRU on sequences of different lengths": (lambda: Packed(nn.GRU(3, 4, batch_first=True)), sequences, "materialised"),
+    "GRU, two ways, on sequences of different lengths": (
+        lambda: Packed(nn.GRU(3, 4, batch_first=True, bidirectional=True)),
+        sequences,
+        "materialised",
+    ),
     "attention to oneself": (
         lambda: First(nn.MultiheadAttention(4, 2, batch_first=True)),
         lambda: (torch.randn(RECORDS, 6, 4),) * 3,
@@ -145,7 +148,9 @@ CASES = {
 
 def loss_of(output):
     """Different for every record and every output."""
-    return (output.sin() * torch.linspace(0.5, 2.0, output[0].numel(), dtype=output.dtype).reshape(output[0].shape)).sum()
+    return (
+        output.sin() * torch.linspace(0.5, 2.0, output[0].numel(), dtype=output.dtype).reshape(output[0].shape)
+    ).sum()
 
 
 def built(name):

@@ -16,7 +16,6 @@ import apportion as ap
 from apportion.curator import mechanisms
 from apportion.curator.curator import Curator, Execution
 from apportion.curator.gradients.engine import build_engine
-from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.request import ClippedSum, Request
@@ -190,14 +189,20 @@ def test_a_whole_run_is_clipped_gradient_descent(silent, budget, name, tier):
         assert value.grad is None, "a gradient stays behind where a program can read it"
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e-3, 1e3, 1e15, 1e25])
-def test_a_record_of_any_finite_size_is_clipped_and_not_dropped(silent, books, size):
-    """float32 squares overflow at 1e19: such a record must still count with norm C."""
+SIZES = [(1e-30, 1.0), (1e-3, 1.0), (1e3, 1.0), (1e15, 1.0), (1e15, 1e15)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "size", "slope"),
+    [("one-pass", *sizes) for sizes in SIZES] + [("vmap", *sizes) for sizes in [*SIZES, (1e25, 1.0)]],
+)
+def test_a_record_of_any_finite_size_is_clipped_and_not_dropped(silent, books, mode, size, slope):
+    """float32 squares overflow at 1e19: such a gradient, here input times slope, must still count with norm C."""
     model = nn.Linear(4, 1, bias=False)
     data = (torch.tensor([[3.0, 0.0, 4.0, 0.0]]) * size / 5, torch.zeros(1))
-    held = Curator(as_records(data), ReferenceGradients(model, "vmap"), books, Randomness.seeded(0))
-    released = held.answer(Request(1.0, 1.0, 1.0, (ClippedSum(0.5),)), lambda output, _: output.sum())
-    expected = torch.tensor([[0.6, 0.0, 0.8, 0.0]]).double() * min(size, 0.5)
+    held = Curator(as_records(data), build_engine(model, mode), books, Randomness.seeded(0))
+    released = held.answer(Request(1.0, 1.0, 1.0, (ClippedSum(0.5),)), lambda output, _: slope * output.sum())
+    expected = torch.tensor([[0.6, 0.0, 0.8, 0.0]]).double() * min(size * slope, 0.5)
     torch.testing.assert_close(released.gradient["weight"].double(), expected, rtol=1e-5, atol=0.0)
 
 
