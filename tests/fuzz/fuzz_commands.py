@@ -125,8 +125,11 @@ class Workshop:
     def __init__(self, original):
         self.original = original
 
-    def run(self, *arguments, files=None):
-        """Run a command with these files added, and check what holds for every command line, right or wrong."""
+    def run(self, *arguments, files=None, leftover=()):
+        """Run a command with these files added, and check what holds for every command line, right or wrong.
+
+        `leftover` names files that a refused command may leave behind.
+        """
         with tempfile.TemporaryDirectory(dir=self.original.parent) as name:
             folder = Path(name, "here")
             shutil.copytree(self.original, folder)
@@ -137,9 +140,8 @@ class Workshop:
             with contextlib.chdir(folder):
                 code, out, err = call(arguments)
             after = charges(folder)
-            outcome = Outcome(
-                arguments, code, out, err, tuple(sorted(key for key in after if after[key] != before.get(key)))
-            )
+            changed = sorted(key for key in after if after[key] != before.get(key) and key not in leftover)
+            outcome = Outcome(arguments, code, out, err, tuple(changed))
         require_well_behaved(outcome)
         return outcome
 
@@ -182,10 +184,10 @@ def call(arguments, patience=PATIENCE):
 
 
 def charges(folder):
-    """What every ledger holds: rows where they can be counted, else the bytes."""
+    """What every ledger, and every file of a run's secret, holds: rows where they can be counted, else the bytes."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.suffix == ".sqlite":
+        if path.is_file() and (path.suffix == ".sqlite" or "secret" in path.parts):
             found[str(path.relative_to(folder))] = _rows(path)
     return found
 

@@ -56,6 +56,7 @@ def forged(content):
 def test_bytes(finished, tally, data):
     folder, content = finished
     place = data.draw(st.integers(0, len(content) - 1))
+    body = content.split(b"\n", 2)[2]
     broken = data.draw(
         st.sampled_from(
             [
@@ -63,7 +64,7 @@ def test_bytes(finished, tally, data):
                 content[:place] + bytes([content[place] ^ data.draw(st.integers(1, 255))]) + content[place + 1 :],
                 data.draw(st.binary(max_size=200)),
                 forged(data.draw(st.binary(max_size=200))),
-                forged(content.split(b"\n", 2)[2][:place]),
+                forged(body[: place % len(body)]),
             ]
         )
     )

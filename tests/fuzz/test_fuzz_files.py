@@ -147,7 +147,9 @@ COMMANDS = st.sampled_from(
 
 def check_ledger(workshop, content, line):
     """What is damaged is refused, or shown with a warning; nothing is ever charged to it. Returns whether anybody was told."""
-    outcome = workshop.run(*line, files={"mine.sqlite": content})
+    # Damage to an index may show only when the first charge is written. It is refused then, and nothing was released, but the
+    # checkpoint of step 0 is there already.
+    outcome = workshop.run(*line, files={"mine.sqlite": content}, leftover=("new/secret/checkpoint",))
     if workshop.run("ledger", "verify", "mine.sqlite", files={"mine.sqlite": content}).code:
         assert line[0] != "train" or outcome.refused, outcome
         return True

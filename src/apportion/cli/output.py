@@ -18,7 +18,7 @@ _people = Console(stderr=True, highlight=False)
 def print_error_stream(line: str) -> None:
     """Tell a person something without disturbing what a script reads."""
     if line:
-        _people.print(line, markup=False)
+        _people.print(" ".join(line.splitlines()), markup=False)
 
 
 def summary_of_run(run: dict[str, Any]) -> dict[str, Any]:
