@@ -107,7 +107,8 @@ class Draw:
         with torch.no_grad():
             for name, part in clipped_sums(gradients, self.request.releases).items():
                 earlier = self._sums.get(name)
-                self._sums[name] = part if earlier is None else earlier.to(torch.float64) + part
+                # float64 from the first piece on: the type of a sum must not tell whether the batch was empty
+                self._sums[name] = part.to(torch.float64) if earlier is None else earlier + part
 
     def release(self) -> Released:
         """(Σ clipped + N(0, s²)) / expected batch size, once. After this the batch is gone."""
