@@ -21,7 +21,7 @@ from apportion.cli.main import app, main
 PATIENCE = 10.0
 """Seconds of computing after which a command hangs; sleeping, it may take six times as long, for other programs compute too."""
 
-MEMORY = 16 << 30
+MEMORY = 6 << 30
 """Bytes of address space, far above what any command needs: what asks for more fails here, and does not bring down the machine."""
 
 BUDGET = ("--epsilon", "3", "--delta", "1e-5", "--unit", "record", "--population", "1437")
@@ -154,7 +154,8 @@ def no_hang(patience):
         raise Hang(f"it took longer than {patience} s")
 
     clocks = {signal.SIGPROF: (signal.ITIMER_PROF, patience), signal.SIGALRM: (signal.ITIMER_REAL, 6 * patience)}
-    previous = {sign: signal.signal(sign, too_long) for sign in clocks}
+    for sign in clocks:
+        signal.signal(sign, too_long)
     limits = resource.getrlimit(resource.RLIMIT_AS)
     most = MEMORY if limits[1] == resource.RLIM_INFINITY else min(MEMORY, limits[1])
     resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
@@ -163,11 +164,10 @@ def no_hang(patience):
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
-        for clock, _ in clocks.values():
+        for sign, (clock, _) in clocks.items():
+            signal.signal(sign, signal.SIG_IGN)  # and it stays ignored: by default a late signal would end this process
             signal.setitimer(clock, 0)
-        for sign, handler in previous.items():
-            signal.signal(sign, handler)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def call(arguments, patience=PATIENCE):

@@ -31,6 +31,9 @@ _OPACUS = ("noise_multiplier", "sample_rate", "count")  # the order of an entry 
 def read_schedule(path: str | Path) -> Schedule:
     """The events of a .csv or .json file, each with how often it occurs."""
     path = Path(path)
+    read = {".csv": _from_csv, ".json": _from_json}.get(path.suffix.lower())
+    if read is None:  # before anything is read: a device has no end
+        raise InvalidArgument("schedule", str(path), "its name ends in neither .csv nor .json", "Rename it")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -41,9 +44,6 @@ def read_schedule(path: str | Path) -> Schedule:
         raise InvalidArgument(
             "schedule", str(path), "it is not a text file in UTF-8", "Save it as CSV or JSON"
         ) from error
-    read = {".csv": _from_csv, ".json": _from_json}.get(path.suffix.lower())
-    if read is None:
-        raise InvalidArgument("schedule", str(path), "its name ends in neither .csv nor .json", "Rename it")
     schedule = read(text, path.name)
     if not schedule:
         raise InvalidArgument("schedule", str(path), "it holds no steps", "Write one row for each kind of step")

@@ -39,6 +39,8 @@ def read_results(path: Path | str) -> dict[str, Any]:
     file = Path(path)
     if file.is_dir():
         file = file / FILE
+    if file.exists() and not file.is_file():  # a device has no end
+        raise InvalidArgument("path", str(file), "it is not a file", f"Pass a {FILE} or a folder that holds one")
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
