@@ -48,6 +48,11 @@ def test_nothing_costs_nothing_and_order_does_not_matter():
     assert ACCOUNTANT.epsilon(count_events(events), 1e-5) == ACCOUNTANT.epsilon(count_events(reversed(events)), 1e-5)
 
 
+@pytest.mark.parametrize(("rate", "multiplier", "steps"), [(0.5, 1.0, 10**9), (0.01, 0.05, 10**6), (0.1, 0.01, 10**6)])
+def test_a_price_beyond_all_use_is_infinite_at_once(rate, multiplier, steps):
+    assert ACCOUNTANT.epsilon({Event(rate, multiplier): steps}, 1e-5) == math.inf
+
+
 @settings(max_examples=4, deadline=None)
 @given(st.floats(0.01, 0.5), st.floats(1.0, 4.0), st.integers(1, 50))
 def test_more_steps_less_noise_and_more_sampling_cost_more(rate, multiplier, steps):

@@ -148,7 +148,7 @@ class Workshop:
 
 @contextlib.contextmanager
 def no_hang(patience):
-    """Raise `Hang` in the middle of what takes too long, and `MemoryError` in what takes too much."""
+    """Fail in the middle of what takes too long, and with `MemoryError` in what takes too much."""
 
     def too_long(*_):
         raise Hang(f"it took longer than {patience} s")
@@ -163,6 +163,8 @@ def no_hang(patience):
         signal.setitimer(clock, seconds, 0.5)  # again, should the first fall into a place where exceptions are lost
     try:
         yield
+    except Hang as hang:  # here it is a failure like any other, which hypothesis can show with its input
+        raise AssertionError(str(hang)) from hang
     finally:
         for sign, (clock, _) in clocks.items():
             signal.signal(sign, signal.SIG_IGN)  # and it stays ignored: by default a late signal would end this process

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import pytest
+from fuzz_commands import PATIENCE, no_hang
 from fuzz_share import share
 from fuzz_values import mutated, values
 from hypothesis import given
@@ -97,7 +98,8 @@ def refused(call, arguments, changed):
     """Whether the call was refused, with the name of an argument that was changed; what is returned must be in order."""
     result = complaint = None
     try:
-        result = call(**arguments)
+        with no_hang(PATIENCE):
+            result = call(**arguments)
     except ApportionError as error:
         complaint = str(error)
     if complaint is not None:

@@ -47,6 +47,18 @@ def toml(value):
     )
 
 
+def shortened(content):
+    """Options that keep a valid experiment short, should the damage have made it long; none where a value is refused anyway."""
+    try:
+        found = tomllib.loads(content.decode())
+    except ValueError:
+        return ()
+    steps, rate = found.get("steps", 200), found.get("sample_rate", 0.2)
+    long = isinstance(steps, int) and 9 < steps <= 10**6
+    wide = isinstance(rate, (int, float)) and 0.02 < rate <= 1
+    return (*(("--steps", "2") if long else ()), *(("--sample-rate", "0.01") if wide else ()))
+
+
 def test_experiments(workshop, tally):
     good = tomllib.loads(EXPERIMENT)
     whole = mutated(good).filter(lambda document: isinstance(document, dict))
@@ -57,7 +69,8 @@ def test_experiments(workshop, tally):
     @share(90)
     @given(written | damaged(EXPERIMENT.encode()))
     def check(content):
-        tally(workshop.run("compare", "mine.toml", "--out", "new", files={"mine.toml": content}).refused)
+        line = ("compare", "mine.toml", "--out", "new", *shortened(content))
+        tally(workshop.run(*line, files={"mine.toml": content}).refused)
 
     check()
 

@@ -26,7 +26,9 @@ from apportion.request import Event
 
 SMALLEST_DELTA = 1e-60
 LARGEST_GROUP = 32
-LARGEST_COUNT = 10**12
+LARGEST_COUNT = 10**9
+LARGEST_PRICE = 1e5
+"""Beyond about this ε nothing is protected, and the price is given as infinite instead of being computed."""
 PRICED = (1e-2, 1e6)
 """Multipliers: below, a single step has an ε in the thousands and is refused; above, the price is that of the upper limit."""
 _PROFILE = (0.3, 1e-2, 1e-4, 1e-6, 1e-9, 1e-12)
@@ -52,7 +54,7 @@ class PrivacyLossAccountant:
     name = "PLD (privacy loss distributions, upper bound)"
 
     def epsilon(self, events: Mapping[Event, int], delta: float, *, group: int = 1) -> float:
-        """The smallest ε for which the composition of `events` is (ε, `delta`)-DP. No events cost 0.
+        """The smallest ε for which the composition of `events` is (ε, `delta`)-DP. No events cost 0, absurd ones ∞.
 
         Args:
             events: how often each event occurs.
@@ -69,6 +71,8 @@ class PrivacyLossAccountant:
             return gaussian_epsilon(group * mu, delta)
         if total_variation(counts, group) <= delta:
             return 0.0
+        if _is_absurd(counts, group):
+            return math.inf
         return self.curve(counts, delta, group=group).epsilon(delta)
 
     def delta(self, events: Mapping[Event, int], epsilon: float, *, group: int = 1) -> float:
@@ -90,7 +94,15 @@ class PrivacyLossAccountant:
     def curve(self, events: Mapping[Event, int], delta: float, *, group: int = 1) -> Curve:
         """The curve δ(ε), sharp where it is near `delta`; elsewhere the allowance for rounding can make it loose (`profile`)."""
         _check(delta, group)
-        cells = make_cells(merge_unsampled(events), delta, group=group)
+        counts = merge_unsampled(events)
+        if _is_absurd(counts, group):
+            raise InvalidArgument(
+                "events",
+                f"{sum(counts.values())} steps",
+                f"together they cost more than {LARGEST_PRICE:g}",
+                "Add noise",
+            )
+        cells = make_cells(counts, delta, group=group)
         for room in _ROOM:
             composition = Composition(choose_grid(cells, delta, group=group, room=room))
             composition.add(cells)
@@ -175,6 +187,21 @@ def total_variation(counts: Mapping[Event, int], group: int = 1) -> float:
     touched = (n * -math.expm1(group * math.log1p(-min(e.sample_rate, 1 - 1e-16))) for e, n in counts.items())
     shifts = (math.erf(group / (2 * math.sqrt(2) * event.noise_multiplier)) for event in counts)
     return math.fsum(one * shift for one, shift in zip(touched, shifts, strict=True))
+
+
+def _is_absurd(counts: Mapping[Event, int], group: int) -> bool:
+    """Whether ε is in the region of `LARGEST_PRICE` or beyond. A rule of thumb, which is safe: ∞ bounds every price.
+
+    ε is about Σμ²/2 where it is large. In n steps a record is drawn hardly more than m = nq + 10·√(nq) + 40 times, so μ² is at most
+    about min(n, m)/z², and by the central limit n·q²·(e^{1/z²} − 1).
+    """
+
+    def spread(event: Event, n: int) -> float:
+        q, inverse = event.sample_rate, event.noise_multiplier**-2
+        drawn = min(n, n * q + 10 * math.sqrt(n * q) + 40)
+        return min(n * q**2 * math.expm1(min(inverse, 700.0)), drawn * inverse)
+
+    return group**2 * math.fsum(spread(event, n) for event, n in counts.items()) / 2 > LARGEST_PRICE
 
 
 def _check(delta: float, group: int) -> None:

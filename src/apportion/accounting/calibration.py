@@ -63,8 +63,11 @@ def calibrate(
             too_little = max(too_little, scale)
         if too_much <= low * (1 + 1e-9) or too_little >= high * (1 - 1e-9):
             break
-        points.append((math.log(scale), math.log(max(spent, 1e-300))))
-        if len(points) > 1 and points[-1][1] != points[-2][1]:
+        if spent < math.inf:
+            points.append((math.log(scale), math.log(max(spent, 1e-300))))
+        if spent == math.inf:
+            guess = math.inf  # nothing to follow: halve the bracket
+        elif len(points) > 1 and points[-1][1] != points[-2][1]:
             (x0, y0), (x1, y1) = points[-2:]
             logarithm = x1 + (math.log(aim) - y1) * (x1 - x0) / (y1 - y0)
             guess = low if logarithm <= math.log(low) else high if logarithm >= math.log(high) else math.exp(logarithm)

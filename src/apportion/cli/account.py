@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,8 +94,17 @@ def _price(events: Mapping[Event, int], delta: float, group: int) -> dict[str, A
     from apportion.accounting.accountant import PrivacyLossAccountant
 
     accountant = PrivacyLossAccountant()
-    epsilon = accountant.epsilon(events, delta, group=group)
+    epsilon = _finite(accountant.epsilon(events, delta, group=group))
     return _facts_of(events, delta) | {"group": group, "epsilon": epsilon, "accountant": accountant.name}
+
+
+def _finite(epsilon: float) -> float:
+    """Refuse a price that is not worth a number."""
+    if epsilon == math.inf:
+        raise InvalidArgument(
+            "path", "the schedule", "its steps cost so much that nothing is protected", "Check rates, noise and counts"
+        )
+    return epsilon
 
 
 def _facts_of(events: Mapping[Event, int], delta: float) -> dict[str, Any]:
@@ -135,7 +145,8 @@ def _verify(facts: dict[str, Any], events: Mapping[Event, int], delta: float) ->
     from apportion.accounting.accountant import PrivacyLossAccountant
     from apportion.accounting.verification import TOLERANCE, independent_price
 
-    ours, independent = PrivacyLossAccountant().epsilon(events, delta), independent_price(events, delta)
+    ours = _finite(PrivacyLossAccountant().epsilon(events, delta))
+    independent = independent_price(events, delta)
     claims = {"recomputed": ours}
     if delta == facts["delta"]:
         claims["stated"] = facts["epsilon_spent"]
