@@ -119,6 +119,7 @@ def records_in_frames():
 def an_open_draw():
     session = caller("session")
     draw = session.curator.open(session.next_request())
+    draw.add(gradients_by_name())
     return draw._sums.values()
 
 
@@ -127,12 +128,15 @@ def micro_batches_of_a_draw():
     return next(session.curator.open(session.next_request()).micro_batches())
 
 
-def gradients():
+def gradients_by_name():
     engine, (inputs, targets) = caller("session").engine, caller("records_of_the_test")
     with inside():
         engine.record_losses(LOSS, engine.forward(seal(inputs)), seal(targets)).sum().backward()
-        rows = engine.rows()
-    return rows.values()
+        return engine.rows()
+
+
+def gradients():
+    return gradients_by_name().values()
 
 
 def outputs():
