@@ -51,7 +51,7 @@ class Grouped:
 
     def propose(self, state, context):
         (release,) = self.inner.propose(state, context)
-        names = list(context.parameter_sizes)
+        names = list(context.parameter_shapes)
         layers = {
             "layers": [[name for name in names if name.startswith(f"{layer}.")] for layer in ("0", "2")],
             "parameters": [[name] for name in names],

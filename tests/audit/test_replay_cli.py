@@ -25,7 +25,7 @@ def data():
 class Grouped:
     def init(self, context): return None
     def propose(self, state, context):
-        return tuple(ClippedSum(0.1, (name,), 0.5) for name in context.parameter_sizes)
+        return tuple(ClippedSum(0.1, (name,), 0.5) for name in context.parameter_shapes)
     def observe(self, state, released): return None
 
 class Leaky(Grouped):

@@ -57,7 +57,7 @@ class PerLayer:
         return None
 
     def propose(self, state, context):
-        names = sorted(context.parameter_sizes, reverse=True)
+        names = sorted(context.parameter_shapes, reverse=True)
         return tuple(ClippedSum(1.0 + index, (name,), 1 / len(names)) for index, name in enumerate(names))
 
     def observe(self, state, released):

@@ -20,7 +20,7 @@ def test_settings_replace_single_hyper_parameters():
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
-        ("lin-decay", {"clip.threshold": 1.0}, "Choose from: minimum, power, start"),
+        ("lin-decay", {"clip.threshold": 1.0}, "Choose from: allocation, groups, minimum, power, start"),
         ("abadi", {"clip.treshold": 1.0}, "Did you mean 'threshold'"),
         ("abadi", {"clop.threshold": 1.0}, "Did you mean 'clip'"),
         ("abadi", {"clip.threshold": -1.0}, "clip.threshold=-1.0"),

@@ -93,7 +93,7 @@ def log_likelihood_ratios(
             "a released gradient is not finite: no record may cause that, so clipping or noise is broken"
         )
     evidence = np.zeros(len(coordinates))
-    group_of = {name: release for release in request.releases for name in group_names(release, names)}
+    group_of = {name: release for release in request.sums for name in group_names(release, names)}
     sizes = [len(part) for part in flat.values()]
     contribution = np.repeat([min(amount, group_of[name].threshold) for name in names], sizes)
     deviation = np.repeat([request.standard_deviation(group_of[name]) for name in names], sizes)

@@ -35,7 +35,7 @@ from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.errors import InvalidArgument
-from apportion.request import ClippedSum, Released
+from apportion.request import ClippedSum, Release, Released
 from apportion.strategies.clip import Clip, Fixed
 from apportion.strategies.context import Context
 from apportion.strategies.noise import Constant, NoiseSchedule
@@ -225,8 +225,8 @@ def _sizes(model: nn.Module) -> dict[str, int]:
 
 
 def _first_releases(plan: Plan, model: nn.Module) -> tuple[ClippedSum, ...]:
-    context = plan.context(1, _sizes(model))
-    return plan.clip.propose(plan.clip.init(context), context)
+    context = plan.context(1, {name: tuple(parameter.shape) for name, parameter in trained_parameters(model).items()})
+    return plan.request(context, plan.clip.init(context)).sums
 
 
 class _Watched:
@@ -239,7 +239,7 @@ class _Watched:
     def init(self, context: Context) -> Any:
         return self._clip.init(context)
 
-    def propose(self, state: Any, context: Context) -> tuple[ClippedSum, ...]:
+    def propose(self, state: Any, context: Context) -> tuple[Release, ...]:
         return self._clip.propose(state, context)
 
     def observe(self, state: Any, released: Released) -> Any:

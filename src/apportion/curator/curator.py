@@ -37,7 +37,7 @@ from apportion.curator.records import Batch, Records
 from apportion.curator.sampling import poisson_draw
 from apportion.curator.tree import batch_size, map_tensors
 from apportion.errors import ApportionError, InvalidArgument, WrongOrder
-from apportion.request import Event, Released, Request
+from apportion.request import Event, Released, Request, Statistic
 
 
 class Charges(Protocol):
@@ -88,7 +88,7 @@ class Draw:
         self.request, self._mechanism = request, mechanism
         self._batches, self._streams = batches, streams
         self._trained = trained_parameters(engine.model)
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[str | Statistic, Tensor] = {}
         self._released = False
 
     def micro_batches(self) -> Iterator[Batch]:
@@ -105,27 +105,38 @@ class Draw:
     def add(self, gradients: Gradients | Rows) -> None:
         """Clip the gradients of a micro-batch and add them to the sum."""
         with torch.no_grad():
-            for name, part in clipped_sums(gradients, self.request.releases).items():
-                earlier = self._sums.get(name)
+            for key, part in clipped_sums(gradients, self.request.releases).items():
+                earlier = self._sums.get(key)
                 # float64 from the first piece on: the type of a sum must not tell whether the batch was empty
-                self._sums[name] = part.to(torch.float64) if earlier is None else earlier + part
+                self._sums[key] = part.to(torch.float64) if earlier is None else earlier + part
 
     def release(self) -> Released:
         """(Σ clipped + N(0, s²)) / expected batch size, once. After this the batch is gone."""
         if self._released:
             raise WrongOrder("this draw was released already: one request has one answer")
         self._released = True
-        gradient = {}
-        for release in self.request.releases:
+        gradient, size = {}, self.request.expected_batch_size
+        for release in self.request.sums:
             deviation = self.request.standard_deviation(release)
             for name in group_names(release, list(self._trained)):
                 parameter = self._trained[name]
-                total = self._sums.pop(name, None)
-                exact = torch.zeros_like(parameter, dtype=torch.float64) if total is None else total.detach()
-                noisy = self._mechanism(exact, deviation, self._streams.noise)
-                gradient[name] = (noisy / self.request.expected_batch_size).to(parameter.dtype)
+                answer = self._mechanism(self._sum(name, parameter), deviation, self._streams.noise) / size
+                restored = answer if release.frame is None else release.frame.restored(name, answer)
+                gradient[name] = restored.to(parameter.dtype)
+        number = torch.zeros(())
+        statistics = [
+            self._mechanism(
+                self._sum(statistic, number), self.request.standard_deviation(statistic), self._streams.noise
+            )
+            for statistic in self.request.statistics
+        ]
         self._sums.clear()
-        return Released(request=self.request, gradient=gradient)
+        return Released(self.request, gradient, tuple(float(value) / size for value in statistics))
+
+    def _sum(self, key: str | Statistic, like: Tensor) -> Tensor:
+        """What was added up; zeros if the batch was empty."""
+        total = self._sums.get(key)
+        return torch.zeros_like(like, dtype=torch.float64) if total is None else total.detach()
 
 
 class Curator:
@@ -211,9 +222,10 @@ class Curator:
     def _require_all_parameters(self, request: Request) -> None:
         """Each trained parameter stands in exactly one group: none is updated without clipping and noise."""
         trained = list(trained_parameters(self._engine.model))
-        asked = [name for release in request.releases for name in group_names(release, trained)]
-        if sorted(asked) != sorted(trained):
-            odd = sorted(set(asked) ^ set(trained))
+        asked = [name for release in request.sums for name in group_names(release, trained)]
+        counted = {name for release in request.statistics for name in group_names(release, trained)}
+        if sorted(asked) != sorted(trained) or counted - set(trained):
+            odd = sorted(set(asked) ^ set(trained) | counted - set(trained))
             raise InvalidArgument(
                 "releases",
                 odd,

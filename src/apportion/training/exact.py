@@ -146,7 +146,7 @@ class ExactCurator:
             self._current = draw = self._choose(request, step)
             if draw is not None:
                 released = self._curator.answer(request, loss_fn)
-                value = digest(dict(released.gradient))
+                value = digest({"gradient": dict(released.gradient), "statistics": released.statistics})
                 known = self._book.value(draw.token)
                 if known is None:
                     self._book.note(draw.token, value=value)
@@ -201,7 +201,7 @@ class ExactCurator:
             {
                 "run": self._account.identifier,
                 "token": token,
-                "request": json.dumps(asdict(request)),
+                "request": asdict(request),
                 "state": state,
                 "threads": torch.get_num_threads(),
                 "versions": package_versions(),

@@ -62,7 +62,8 @@ class Session:
         self.entries: list[Entry] = []
         self._applying = False
         optimizer.register_step_pre_hook(self._only_released_gradients)
-        self._sizes = {name: parameter.numel() for name, parameter in trained_parameters(self.model).items()}
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in trained_parameters(self.model).items()}
+        plan.rehearse(self._shapes)
         self._clip_state = plan.clip.init(self._context(1))
 
     @property
@@ -103,7 +104,7 @@ class Session:
         entry = Entry(
             step=self.step,
             epoch=self._context(self.step).epoch,
-            clip=self._shared("clip", tuple(release.threshold for release in released.request.releases)),
+            clip=self._shared("clip", tuple(release.threshold for release in released.request.sums)),
             noise_multiplier=released.request.noise_multiplier,
             learning_rate=self._shared("learning_rate", learning_rate),
         )
@@ -171,7 +172,7 @@ class Session:
             self.curator.close()
 
     def _context(self, step: int) -> Any:
-        return self.plan.context(step, self._sizes)
+        return self.plan.context(step, self._shapes)
 
 
 def open_session(

@@ -61,7 +61,7 @@ class RecordGradients:
             if set(use.names.values()) - self._shared:
                 norms.update(use.squared_norms())
         for name in self._shared:  # norms of sums do not add up: the rows are added first
-            parts = [squared_rows(self._rows(name, part)) for part in self._chunks(name)]
+            parts = [squared_rows(self.rows(name, part)) for part in self._chunks(name)]
             norms[name] = torch.cat(parts)
         for name in self._unused:
             norms[name] = torch.zeros(self._records)
@@ -89,17 +89,21 @@ class RecordGradients:
         for use in self._uses:
             use.silence(records)
 
-    def _rows(self, name: str, records: slice) -> Tensor:
-        return torch.stack(
-            [use.rows(records)[name].flatten(1) for use in self._uses if name in use.names.values()]
-        ).sum(0)
+    def rows(self, name: str, records: slice) -> Tensor:
+        """The gradients of some records for one parameter, written out: (n, *shape)."""
+        shape = self._shapes[name].shape
+        uses = [use.rows(records)[name].reshape(-1, *shape) for use in self._uses if name in use.names.values()]
+        return torch.stack(uses).sum(0) if uses else torch.zeros(records.stop - records.start, *shape)
+
+    def __len__(self) -> int:
+        return self._records
 
     def _chunks(self, name: str) -> list[slice]:
         return chunks(self._records, self._shapes[name].numel())
 
 
 def squared_rows(rows: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    norms: Tensor = torch.linalg.vector_norm(rows.flatten(1), dim=1, dtype=torch.float64)
     return norms.square()
 
 

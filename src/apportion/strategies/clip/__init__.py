@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from apportion.request import ClippedSum, Released
+from apportion.request import Release, Released
 from apportion.strategies.clip.decay import Decay
 from apportion.strategies.clip.fixed import Fixed
 from apportion.strategies.clip.sensitivity_decay import SensitivityDecay
@@ -20,7 +20,7 @@ class Clip(Protocol):
 
     def init(self, context: Context) -> Any: ...
 
-    def propose(self, state: Any, context: Context) -> tuple[ClippedSum, ...]: ...
+    def propose(self, state: Any, context: Context) -> tuple[Release, ...]: ...
 
     def observe(self, state: Any, released: Released) -> Any: ...
 
