@@ -149,9 +149,9 @@ class Opacus:
 
 
 class Apportion:
-    """Ours, with what `apportion.train` is made of."""
+    """Ours, with what `apportion.train` is made of. By itself it would choose channels last for images; `engine` pins the layout."""
 
-    def __init__(self, workload: Workload, *, channels_last: bool = False):
+    def __init__(self, workload: Workload, *, engine: str = "one-pass"):
         import apportion
         from apportion.curator.randomness import Randomness
         from apportion.curator.records import Records, as_records
@@ -160,18 +160,18 @@ class Apportion:
         from apportion.training.session import open_session, require_trainable
 
         inputs, targets = workload.records()
-        self.model, inputs, layout = in_layout(workload.model(), inputs, channels_last=channels_last)
+        self.model = workload.model()
         given = as_records((inputs, targets))
         self._drawn = 0
 
         def counted(indices):
-            """In the layout asked for: picking rows may lose it. The number drawn is secret, except to a benchmark."""
+            """The number drawn is secret, except to a benchmark."""
             self._drawn += len(indices)
-            inputs, targets = given.batch(indices)
-            return inputs.contiguous(memory_format=layout), targets
+            return given.batch(indices)
 
         records = Records(len(given), counted, given.example)
         self._loss = nn.CrossEntropyLoss()
+        execution = apportion.Execution(micro_batch=workload.pieces, engine=engine)
         self._session = open_session(
             self.model,
             build_optimizer(self.model, "sgd", LEARNING_RATE),
@@ -180,11 +180,11 @@ class Apportion:
             sampling=Sampling.declare(population=workload.population, sample_rate=RATE, steps=STEPS),
             clip=apportion.clip.Fixed(THRESHOLD),
             noise=apportion.noise.Constant(multiplier=MULTIPLIER),
-            execution=apportion.Execution(micro_batch=workload.pieces),
+            execution=execution,
             randomness=Randomness.choose(None),
             out=None,
             ledger=None,
-            mode=require_trainable(self.model, self._loss, records),
+            mode=require_trainable(self.model, self._loss, records, execution),
             own_loop=False,
         )
 
@@ -204,7 +204,7 @@ ENGINES: dict[str, Callable[[Workload], Engine]] = {
     "opacus-ew": lambda workload: Opacus(workload, "ew"),
     "vmap": Vmap,
     "apportion": Apportion,
-    "apportion-channels-last": lambda workload: Apportion(workload, channels_last=True),
+    "apportion-channels-last": lambda workload: Apportion(workload, engine="auto"),
 }
 OURS = ("apportion", "apportion-channels-last")
 REQUIRED = ("sgd", "sgd-channels-last", "opacus-hooks", "opacus-ghost", "vmap", *OURS)

@@ -325,7 +325,16 @@ def mean_output(output, target):
 @pytest.mark.parametrize("case", [case for case in SOUND if case not in ("dict", "bfloat16")])
 def test_one_pass_is_used_where_it_works(case):
     make, example = SOUND[case]
-    assert per_record_mode(make(), mean_output, example, torch.tensor(0.0)) == "one-pass"
+    expected = "one-pass, channels last" if case == "conv2d" else "one-pass"
+    assert per_record_mode(make(), mean_output, example, torch.tensor(0.0)) == expected
+    assert per_record_mode(make(), mean_output, example, torch.tensor(0.0), "one-pass") == "one-pass"
+
+
+def test_a_model_that_takes_the_usual_layout_for_granted_gets_it():
+    model = Wrapped(nn.Conv2d(2, 3, 3, padding=1), lambda layer, x: layer(x).view(len(x), -1))
+    assert per_record_mode(model, mean_output, torch.zeros(2, 5, 4), torch.tensor(0.0)) == "one-pass"
+    with pytest.raises(UnsupportedModel, match="channels last"):
+        per_record_mode(model, mean_output, torch.zeros(2, 5, 4), torch.tensor(0.0), "one-pass, channels last")
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from zoo import ZOO
 
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4}
-ONE_PASS = ("one-pass", "one-pass, copying inputs")
+ONE_PASS = ("one-pass", "one-pass, channels last", "one-pass, copying inputs")
 
 
 def built(name, size=5, dtype=torch.float64):

@@ -382,7 +382,7 @@ def test_an_input_that_is_written_over_is_noticed():
     engine = OnePass(model)
     with pytest.raises(InputOverwritten, match="second"):
         one_pass(engine, inputs)
-    copying = one_pass(OnePass(model, copy_inputs=True), inputs)
+    copying = one_pass(OnePass(model, "one-pass, copying inputs"), inputs)
     first, second = model.first, model.second
     plain = nn.Sequential(first, nn.Tanh(), second)
     rows = single_records(plain, inputs)

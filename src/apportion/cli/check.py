@@ -16,11 +16,16 @@ def check(
     data: options.Data = None,
     data_dir: options.DataDir = None,
     repair: Annotated[bool, typer.Option("--fix", help="Show what `apportion.fix(model)` would change.")] = False,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(help="Memory for training, e.g. 2GB: shows how many records fit at one time.", show_default=False),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Explain layer by layer what cannot be trained privately and what to use instead. Exits with 1 if something cannot.
 
-    With data (built-in models use `digits`) it also says which engine computes the per-record gradients, and by which rule.
+    With data (built-in models use `digits`) it also says which engine computes the per-record gradients, and by which rule, what
+    memory that takes, and about what it costs.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -29,12 +34,13 @@ def check(
     from apportion.curator.compatibility import check as check_model
     from apportion.curator.inspection import inspect
     from apportion.curator.repair import fix
+    from apportion.curator.sizes import as_text
     from apportion.lab.resolve import load_example, load_model
 
     subject = load_model(model, data, data_dir)
     found = check_model(subject)
     example = load_example(model, data, data_dir) if found.ok else None
-    engine = None if example is None else inspect(subject, *example)
+    engine = None if example is None else inspect(subject, example[0], example[1], memory_limit)
     changes = fix(subject).changes if repair else ()
     if as_json:
         content = {"ok": found.ok, "parameters": found.parameters, "layers": [asdict(layer) for layer in found.layers]}
@@ -59,6 +65,13 @@ def check(
                 console.print(f"Engine: {engine.mode}.")
                 for path in engine.fallbacks:
                     console.print(f"{path} has no rule of its own and runs record by record.", markup=False)
+                console.print(
+                    f"Memory, predicted: {as_text(engine.memory)} with {engine.physical_batch:,} records at one time, "
+                    f"{as_text(engine.memory_per_record)} for each further record; the data comes on top."
+                )
+                console.print(
+                    f"Time, a quick estimate: a private gradient takes {engine.relative_cost:.1f} times an ordinary one."
+                )
         elif not repair:
             console.print("`apportion check --fix` shows what apportion.fix(model) would change.")
     if not found.ok:

@@ -20,9 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from apportion import validate
@@ -35,6 +33,7 @@ from apportion.curator.mechanisms import Mechanism
 from apportion.curator.randomness import DrawStreams
 from apportion.curator.records import Batch, Records
 from apportion.curator.sampling import poisson_draw
+from apportion.curator.sizes import bytes_of
 from apportion.curator.tree import batch_size, map_tensors
 from apportion.errors import ApportionError, InvalidArgument, WrongOrder
 from apportion.request import Event, Released, Request, Statistic
@@ -57,21 +56,48 @@ class Execution:
     """What can change speed and memory but never the guarantee.
 
     Args:
-        micro_batch: records whose gradients are held at one time.
+        micro_batch: records whose gradients are held at one time. "auto" takes what fits into `memory_limit`, or 256 if there is none.
         engine: "auto" takes the fastest engine that gives exact gradients. The one-pass engine runs a micro-batch together, after a
             probe on synthetic records has shown that the model keeps records apart; "vmap" and "loop" run every record alone, so
             that not even a layer that mixes records only on certain data could do so. Use them for hand-written layers that you
             do not trust.
+        workers: processes that read the records of a `Dataset` ahead; 0 reads them in this one. Of no use for tensors in memory.
+        memory_limit: bytes, or a text such as "2GB", for the model, its copy and the peak of a step; not for the records and the
+            program itself. What fits is found on synthetic records before anything is charged (`memory.py`): the choice depends
+            on the model and on the shape of a record, never on a value of one or on how many there are.
     """
 
-    micro_batch: int = 256
+    micro_batch: int | Literal["auto"] = "auto"
     engine: Literal["auto"] | Mode = "auto"
+    workers: int = 0
+    memory_limit: int | str | None = None
 
     def __post_init__(self) -> None:
-        validate.whole(
-            "micro_batch", self.micro_batch, "it is a number of records", "Use a smaller one if memory runs out"
-        )
+        if self.memory_limit is not None:
+            if self.micro_batch != "auto":
+                raise InvalidArgument(
+                    "memory_limit",
+                    self.memory_limit,
+                    f"it chooses the micro-batch, and micro_batch={self.micro_batch!r} does so too",
+                    "Leave one of them out",
+                )
+            validate.store(self, memory_limit=bytes_of("memory_limit", self.memory_limit))
+        elif self.micro_batch == "auto":
+            validate.store(self, micro_batch=256)
+        else:
+            validate.whole(
+                "micro_batch", self.micro_batch, "it is a number of records", "Use a smaller one if memory runs out"
+            )
         validate.known("engine", self.engine, ("auto", *get_args(Mode)))
+        workers = validate.whole("workers", self.workers, "it is a number of processes", "Use 0 to have none", least=0)
+        validate.store(self, workers=workers)
+
+    @property
+    def physical_batch(self) -> int:
+        """The number of `micro_batch`, once it is known what fits into the limit."""
+        if self.micro_batch == "auto":
+            raise WrongOrder("no model was tried yet, so what fits into memory_limit is not known: pass micro_batch")
+        return self.micro_batch
 
 
 class Draw:
@@ -167,14 +193,17 @@ class Curator:
     def open(self, request: Request) -> Draw:
         """Charge `request`, then toss its coins. For loops that compute the gradients themselves."""
         self._require_all_parameters(request)
+        self._engine.follow()
+        self._records.start(self._execution.workers)
         self._charges.charge(request.event())
         streams = self._randomness.next_draw()
         members = poisson_draw(len(self._records), request.sample_rate, streams.coins)
-        size = self._execution.micro_batch
-        batches = (
-            batch for start in range(0, len(members), size) for batch in self._readable(members[start : start + size])
-        )
+        batches = self._records.read(members, self._execution.physical_batch, streams.model)
         return Draw(request, batches, self._engine, streams, self._mechanism)
+
+    def end_workers(self) -> None:
+        """End the processes that read records. Another request would start new ones."""
+        self._records.close()
 
     def answer(self, request: Request, loss_fn: LossFunction) -> Released:
         """The noisy clipped gradient that `request` asks for."""
@@ -205,19 +234,6 @@ class Curator:
             with suppress(Exception):
                 alone.append(self._gradients(map_tensors(lambda tensor, i=i: tensor[i : i + 1], batch), loss_fn))
         return alone
-
-    def _readable(self, members: NDArray[np.int64]) -> list[Batch]:
-        """The batch of these records; if it cannot be put together, each record that can be read, alone."""
-        try:
-            return [self._records.batch(members)]
-        except MemoryError:
-            raise
-        except Exception:
-            alone = []
-            for member in members:
-                with suppress(Exception):
-                    alone.append(self._records.batch(np.array([member])))
-            return alone
 
     def _require_all_parameters(self, request: Request) -> None:
         """Each trained parameter stands in exactly one group: none is updated without clipping and noise."""

@@ -176,6 +176,10 @@ class ExactCurator:
         name = self._current.name
         return DrawStreams(*(self._stream(purpose, name) for purpose in ("coins", "noise", "model")))
 
+    def end_workers(self) -> None:
+        """End the processes that read records."""
+        self._curator.end_workers()
+
     def close(self) -> None:
         """Delete the key: nobody can repeat a draw from now on."""
         self._key = b""

@@ -215,8 +215,10 @@ class Private:
                     )
                 piece = following
         self.model.current = self._settings = None
-        if self._out is not None and not self.steps_left:
-            self.save(self._out)
+        if not self.steps_left:
+            self._session.curator.end_workers()
+            if self._out is not None:
+                self.save(self._out)
 
     def complete_micro_batch(self) -> None:
         """What `optimizer.step()` does: add the micro-batch to the sum, and after the last one release and update."""

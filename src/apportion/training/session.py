@@ -19,6 +19,7 @@ from apportion.curator.curator import Charges, Curator, Draws, Execution, LossFu
 from apportion.curator.gradients.engine import Engine, Mode, build_engine
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.mechanisms import Mechanism
+from apportion.curator.memory import with_known_batch
 from apportion.curator.probe import per_record_mode, probe_loss, probe_model
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
@@ -210,6 +211,7 @@ def open_session(
     accountant = PrivacyLossAccountant()
     spare = 0 if out is None else recovery.spare_tokens(sampling.steps)
     plan = make_plan(budget, sampling, clip, noise, accountant, spare)
+    execution = with_known_batch(execution, model, mode, records.example[0])
     engine = build_engine(model, mode)
     checkpoints: Checkpoints | None = None
     earlier: dict[str, Any] | None = None

@@ -134,6 +134,7 @@ def train(
         ours = False
         raise
     finally:  # also after an interruption: what was charged, and what came of it, is not lost
+        session.curator.end_workers()
         model.train(was_training)
         if out is not None and session.entries and ours:
             run.save(out)

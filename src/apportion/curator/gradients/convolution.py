@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from apportion.curator.gradients.use import chunks, scaled, squared, without
+from apportion.curator.gradients.rounding import gram, margin, norms_from_grams, squared
+from apportion.curator.gradients.use import added, chunks, scaled, without
 
 KEEP = 2.0
 """Written-out gradients are kept if they have at most so many times the numbers of the input and output gradient together."""
@@ -64,7 +65,7 @@ class ConvolutionUse:
 
     # -- the two sides of the product: patches of one tensor, positions of the other --
 
-    def _sides(self, records: slice) -> tuple[Tensor, Tensor]:
+    def _sides(self, records: slice | Tensor) -> tuple[Tensor, Tensor]:
         """(patched, positions): (n, c, *padded size) and (n, o, *positions)."""
         assert self._gradients is not None
         inputs, gradients = self._inputs[records], self._gradients[records]
@@ -110,10 +111,11 @@ class ConvolutionUse:
         kept = self._records * size <= KEEP * (self._inputs.numel() + self._gradients_or_fail.numel())
         parts, written = [], []
         for part in chunks(self._records, positions * channels * places * self._module.groups):
-            rows = self._written_out(part)
-            parts.append(squared(rows))
             if kept:
-                written.append(rows)
+                written.append(self._written_out(part))
+                parts.append(squared(written[-1]))
+            else:
+                parts.append(self._written_out_norms(part))
         if kept:
             self._weight_rows = torch.cat(written)
         return torch.cat(parts)
@@ -123,7 +125,15 @@ class ConvolutionUse:
         assert self._gradients is not None
         return self._gradients
 
-    def _written_out(self, records: slice) -> Tensor:
+    def _written_out_norms(self, records: slice | Tensor) -> Tensor:
+        """With the margin for a sum that is not made of these rows. A pixel stands in as many patches as the kernel has places."""
+        patched, positions = self._sides(records)
+        places = math.prod(self._module.kernel_size)
+        magnitudes = places * squared(patched) * squared(positions)
+        norms: Tensor = squared(self._written_out(records)) + margin(self._sizes[0], patched.dtype) * magnitudes
+        return norms
+
+    def _written_out(self, records: slice | Tensor) -> Tensor:
         """(n, *shape of the weight)."""
         patched, positions = self._sides(records)
         groups, kernel = self._module.groups, self._module.kernel_size
@@ -153,26 +163,27 @@ class ConvolutionUse:
     def _gram(self, records: slice) -> Tensor:
         patched, positions = self._sides(records)
         n, height, width = patched.shape[0], *patched.shape[2:]
-        pixels = patched.flatten(2)
-        gram = (pixels.mT @ pixels).reshape(n, height, width, height, width)
+        of_pixels = gram(patched.flatten(2).mT).reshape(n, height, width, height, width)
         for i, (size, stride, step) in enumerate(
             zip(self._module.kernel_size, self._module.stride, self._module.dilation, strict=True)
         ):
             length = positions.shape[2 + i]
-            gram = _summed(
-                gram.narrow(1 + i, place * step, (length - 1) * stride + 1).narrow(
+            of_pixels = _summed(
+                of_pixels.narrow(1 + i, place * step, (length - 1) * stride + 1).narrow(
                     3 + i, place * step, (length - 1) * stride + 1
                 )[_every(1 + i, stride)][_every(3 + i, stride)]
                 for place in range(size)
             )
         count = math.prod(positions.shape[2:])
-        patches = gram.reshape(n, count, count)
-        flat = positions.flatten(2)
-        lengths = (patches.diagonal(dim1=1, dim2=2).clamp(min=0) * flat.square().sum(1)).sqrt().sum(1)
-        exact = (patches * (flat.mT @ flat)).sum((1, 2))
-        size = self._module.weight.shape[1] * math.prod(self._module.kernel_size) + flat.shape[1]
-        slack: float = torch.finfo(exact.dtype).eps * size**0.5
-        return exact.clamp(min=0) + slack * lengths.square()
+        of_positions = gram(positions.flatten(2).mT)
+        size = patched.shape[1] * math.prod(self._module.kernel_size) + positions.shape[1]
+        everyone = torch.arange(self._records)[records]
+        return norms_from_grams(
+            of_pixels.reshape(n, count, count),
+            of_positions,
+            size,
+            lambda faint: self._written_out_norms(everyone[faint]),
+        )
 
     # -- answers --
 
@@ -185,13 +196,12 @@ class ConvolutionUse:
             sums[self.names["weight"]] = self._weight_sum(weights[self.names["weight"]])
         if self._bias_rows is not None:
             name = self.names["bias"]
-            sums[name] = weights[name].to(self._bias_rows.dtype) @ self._bias_rows
+            sums[name] = added(weights[name], self._bias_rows)
         return sums
 
     def _weight_sum(self, weights: Tensor) -> Tensor:
         if self._weight_rows is not None:
-            kept: Tensor = torch.tensordot(weights.to(self._weight_rows.dtype), self._weight_rows, dims=1)
-            return kept
+            return added(weights, self._weight_rows)
         module, plain = self._module, self._module.padding_mode == "zeros" and not isinstance(self._module.padding, str)
         inputs = self._inputs if plain or module.transposed else self._padded(self._inputs)
         padding = list(module.padding) if plain else [0] * self._dimensions
@@ -199,7 +209,7 @@ class ConvolutionUse:
         _, total, _ = torch.ops.aten.convolution_backward(
             scaled(weights, self._gradients_or_fail),
             inputs,
-            module.weight,
+            module.weight.to(inputs.dtype),
             None,
             list(module.stride),
             padding,

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from apportion.curator.gradients.rounding import margin
 from apportion.curator.gradients.use import scaled, without
 from apportion.errors import UnsupportedModel
 
@@ -62,17 +63,22 @@ class EmbeddingUse:
         equal = ordered[:, 1:] == ordered[:, :-1]
         again = nn.functional.pad(equal, (1, 0)) | nn.functional.pad(equal, (0, 1))  # beside an equal neighbour
         alone = torch.linalg.vector_norm(self._gradients, dim=2).double().square()
-        norms = alone.sum(1)
         record, place = again.nonzero(as_tuple=True)
-        if len(record):
-            token, index = ordered[record, place], record * places + order[record, place]
-            repeated = self._gradients.flatten(0, 1).index_select(0, index)
-            starts = torch.ones_like(token, dtype=torch.bool)
-            starts[1:] = (token[1:] != token[:-1]) | (record[1:] != record[:-1])
-            segment = starts.cumsum(0) - 1
-            added = repeated.new_zeros(int(segment[-1]) + 1, repeated.shape[1]).index_add_(0, segment, repeated)
-            norms.index_add_(0, record, -alone.flatten()[index])
-            norms.index_add_(0, record[starts], added.double().square().sum(1))
+        if not len(record):
+            return {self.names["weight"]: alone.sum(1)}
+        token, index = ordered[record, place], record * places + order[record, place]
+        repeated = self._gradients.flatten(0, 1).index_select(0, index)
+        starts = torch.ones_like(token, dtype=torch.bool)
+        starts[1:] = (token[1:] != token[:-1]) | (record[1:] != record[:-1])
+        segment = starts.cumsum(0) - 1
+        segments = int(segment[-1]) + 1
+        added = repeated.new_zeros(segments, repeated.shape[1]).index_add_(0, segment, repeated)
+        terms = alone.view(-1)[index]
+        alone.view(-1)[index] = 0.0
+        counted = alone.new_zeros(segments, 2).index_add_(0, segment, torch.stack([torch.ones_like(terms), terms], 1))
+        # n equal tokens: ‖Σ|β_t|‖² ≤ n·Σ‖β_t‖² bounds what rounding is measured against
+        slack = margin(1, repeated.dtype) * counted[:, 0].square() * counted[:, 1]
+        norms = alone.sum(1).index_add_(0, record[starts], added.double().square().sum(1) + slack)
         return {self.names["weight"]: norms}
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -106,7 +112,7 @@ def _sorted(tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 def embedding_use(module: nn.Embedding, names: Mapping[str, str], inputs: Tensor) -> EmbeddingUse:
     """`nn.Embedding` on tokens of any shape (b, ...)."""
-    return EmbeddingUse(names, inputs.reshape(inputs.shape[0], -1), module.num_embeddings, module.padding_idx)
+    return EmbeddingUse(names, inputs.unsqueeze(1).flatten(1), module.num_embeddings, module.padding_idx)
 
 
 def replace_bag(module: Any, path: str, names: Mapping[str, str], engine: OnePass) -> None:

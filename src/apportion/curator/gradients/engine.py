@@ -14,12 +14,15 @@ from apportion.curator.gradients.use import Mode
 
 
 class Engine(Protocol):
-    """`forward` a micro-batch, run a backward pass of the sum of its losses, then fetch the `gradients` of its records, once."""
+    """`follow` the model at the beginning of a step; for each micro-batch `forward` it, run a backward pass of the sum of its losses,
+    then fetch the `gradients` of its records, once."""
 
     model: nn.Module
 
     @property
     def mode(self) -> Mode: ...
+
+    def follow(self) -> None: ...
 
     def forward(self, inputs: Any) -> Any: ...
 
@@ -34,7 +37,7 @@ def build_engine(model: nn.Module, mode: Mode) -> Engine:
     """The engine of this name for a model."""
     if mode == "vmap" or mode == "loop":
         return ReferenceGradients(model, mode)
-    return OnePass(model, copy_inputs=mode == "one-pass, copying inputs")
+    return OnePass(model, mode)
 
 
 __all__ = ["Engine", "Mode", "build_engine"]

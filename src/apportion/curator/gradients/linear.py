@@ -8,8 +8,7 @@ With inputs a_t and output gradients β_t, g = Σ_t β_t ⊗ a_t, so
 
 and Σ_i w_i·g_i is one matrix product of the scaled output gradients with the inputs. The bias has g = Σ_t β_t.
 
-**Rounding.** The Gram form adds terms that may cancel, and rounding them could report a norm that is too small, which would clip too
-little. So a bound on the rounding error, u·√(d+p)·(Σ_t ‖a_t‖·‖β_t‖)² with the unit round-off u, is added: the norm errs on the safe side.
+Terms may cancel; what keeps the norm on the safe side then is in `rounding.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from apportion.curator.gradients.use import chunks, scaled, squared, without
+from apportion.curator.gradients.rounding import gram, margin, norms_from_grams, squared
+from apportion.curator.gradients.use import added, chunks, scaled, without
 
 
 class LinearUse:
@@ -55,7 +55,7 @@ class LinearUse:
         if "weight" in self.names:
             norms[self.names["weight"]] = self._weight_norms()
         if "bias" in self.names:
-            norms[self.names["bias"]] = squared(self._gradients.sum(1))
+            norms[self.names["bias"]] = squared(self._bias_rows)
         return norms
 
     def _weight_norms(self) -> Tensor:
@@ -63,31 +63,26 @@ class LinearUse:
         records, positions = gradients.shape[:2]
         if positions == 1:
             return squared(inputs) * squared(gradients)
-        if self._gram_is_cheaper:
-            return torch.cat(
-                [self._gram(inputs[part], gradients[part]) for part in chunks(records, 2 * positions * positions)]
-            )
-        size = inputs.shape[2] * gradients.shape[2]
-        return torch.cat([squared(self._written_out(part)) for part in chunks(records, size)])
-
-    def _gram(self, inputs: Tensor, gradients: Tensor) -> Tensor:
-        exact: Tensor = (inputs @ inputs.mT).mul_(gradients @ gradients.mT).sum((1, 2))
-        lengths: Tensor = torch.linalg.vector_norm(inputs, dim=2) * torch.linalg.vector_norm(gradients, dim=2)
-        size = inputs.shape[2] + gradients.shape[2]
-        slack: float = torch.finfo(exact.dtype).eps * size**0.5
-        return exact.clamp(min=0) + slack * lengths.sum(1).square()
+        if not self._gram_is_cheaper:
+            return _written_out_norms(inputs, gradients)
+        parts = chunks(records, 2 * positions * positions)
+        return torch.cat([_gram_norms(inputs[part], gradients[part]) for part in parts])
 
     def _written_out(self, records: slice) -> Tensor:
         return self._gradients[records].mT @ self._inputs[records]
 
+    @property
+    def _bias_rows(self) -> Tensor:
+        return self._gradients.sum(1)
+
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         sums = {}
         for own, name in self.names.items():
-            gradients = scaled(weights[name], self._gradients)
             if own == "weight":
+                gradients = scaled(weights[name], self._gradients)
                 sums[name] = gradients.flatten(0, 1).T @ self._inputs.flatten(0, 1)
             else:
-                sums[name] = gradients.sum((0, 1))
+                sums[name] = added(weights[name], self._bias_rows)
         return sums
 
     def rows(self, records: slice) -> dict[str, Tensor]:
@@ -95,8 +90,21 @@ class LinearUse:
         if "weight" in self.names:
             written[self.names["weight"]] = self._written_out(records)
         if "bias" in self.names:
-            written[self.names["bias"]] = self._gradients[records].sum(1)
+            written[self.names["bias"]] = self._bias_rows[records]
         return written
 
     def silence(self, records: Tensor) -> None:
         self._inputs, self._gradients = without(records, self._inputs), without(records, self._gradients)
+
+
+def _gram_norms(inputs: Tensor, gradients: Tensor) -> Tensor:
+    def again(faint: Tensor) -> Tensor:
+        return _written_out_norms(inputs[faint], gradients[faint])
+
+    return norms_from_grams(gram(inputs), gram(gradients), inputs.shape[2] + gradients.shape[2], again)
+
+
+def _written_out_norms(inputs: Tensor, gradients: Tensor) -> Tensor:
+    parts = chunks(inputs.shape[0], inputs.shape[2] * gradients.shape[2])
+    norms = torch.cat([squared(gradients[part].mT @ inputs[part]) for part in parts])
+    return norms + margin(inputs.shape[1], inputs.dtype) * squared(inputs) * squared(gradients)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import torch
 from torch import Tensor
 
-from apportion.curator.gradients.use import squared, without
+from apportion.curator.gradients.rounding import squared
+from apportion.curator.gradients.use import added, wide, without
 
 
 class WrittenOut:
@@ -25,13 +25,13 @@ class WrittenOut:
 
     def receive(self, output_gradient: Tensor) -> None:
         found = self._compute(output_gradient)
-        self._rows = {name: found[own] for own, name in self.names.items()}
+        self._rows = {name: wide(found[own]) for own, name in self.names.items()}
 
     def squared_norms(self) -> dict[str, Tensor]:
         return {name: squared(rows) for name, rows in self._rows.items()}
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: torch.tensordot(weights[name].to(rows.dtype), rows, dims=1) for name, rows in self._rows.items()}
+        return {name: added(weights[name], rows) for name, rows in self._rows.items()}
 
     def rows(self, records: slice) -> dict[str, Tensor]:
         return {name: rows[records] for name, rows in self._rows.items()}

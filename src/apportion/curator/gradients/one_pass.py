@@ -14,7 +14,7 @@ records (`probe.py`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from apportion.curator.gradients.layers import instrument
 from apportion.curator.gradients.losses import LossFunction, record_losses, require_leaves
 from apportion.curator.gradients.reference import trained_parameters
-from apportion.curator.gradients.use import Mode, Use, chunks
-from apportion.curator.tree import batch_size, call_arguments
+from apportion.curator.gradients.rounding import squared
+from apportion.curator.gradients.structure import Structure
+from apportion.curator.gradients.use import Mode, Use, added, chunks, wide
+from apportion.curator.tree import batch_size, call_arguments, map_tensors
 from apportion.errors import UnsupportedModel, WrongOrder
 
 
@@ -61,7 +63,7 @@ class RecordGradients:
             if set(use.names.values()) - self._shared:
                 norms.update(use.squared_norms())
         for name in self._shared:  # norms of sums do not add up: the rows are added first
-            parts = [squared_rows(self.rows(name, part)) for part in self._chunks(name)]
+            parts = [squared(self.rows(name, part)) for part in self._chunks(name)]
             norms[name] = torch.cat(parts)
         for name in self._unused:
             norms[name] = torch.zeros(self._records)
@@ -71,8 +73,11 @@ class RecordGradients:
         """Σ_i w_i·g_i for each parameter."""
         sums: dict[str, Tensor] = {}
         for use in self._uses:
-            for name, part in use.weighted_sums(weights).items():
-                sums[name] = sums[name] + part if name in sums else part
+            if set(use.names.values()) - self._shared:
+                sums.update(use.weighted_sums(weights))
+        for name in self._shared:  # of the rows whose norms were taken: sums of single uses would round differently
+            parts = [added(weights[name][part], self.rows(name, part)) for part in self._chunks(name)]
+            sums[name] = torch.stack(parts).sum(0)
         for name in self._unused:
             sums[name] = torch.zeros_like(self._shapes[name])
         return {name: sums[name].reshape(self._shapes[name].shape) for name in self._shapes}
@@ -102,11 +107,6 @@ class RecordGradients:
         return chunks(self._records, self._shapes[name].numel())
 
 
-def squared_rows(rows: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(rows.flatten(1), dim=1, dtype=torch.float64)
-    return norms.square()
-
-
 class _Tap(torch.autograd.Function):
     """The output of a layer, unchanged; its gradient is delivered on its way back, and goes no further than it must.
 
@@ -129,28 +129,38 @@ class _Tap(torch.autograd.Function):
         return gradient if context.needs_input_grad[0] else None, None, None, None
 
 
+def channels_last(tensor: Tensor) -> Tensor:
+    """The same values; images and kernels with the channels of a pixel side by side in memory."""
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+
 class OnePass:
     """`forward` a micro-batch, run a backward pass of its summed loss, then fetch the `gradients`.
 
     Args:
         model: the model that is trained; never run itself.
-        copy_inputs: keep copies of the layers' inputs, for models that overwrite them in place.
+        mode: which of the three ways. Copies of the layers' inputs are for models that overwrite them in place. Channels last is a
+            layout of images and kernels in memory; some models take the usual one for granted, as `x.view(len(x), -1)` does.
     """
 
-    def __init__(self, model: nn.Module, *, copy_inputs: bool = False):
-        self.model = model
-        self.mode: Mode = "one-pass, copying inputs" if copy_inputs else "one-pass"
+    def __init__(self, model: nn.Module, mode: Mode = "one-pass"):
+        self.model, self.mode = model, mode
         self._scratch = copy.deepcopy(model)
+        self._channels_last = mode == "one-pass, channels last"
+        if self._channels_last:
+            for parameter in self._scratch.parameters():
+                parameter.data = channels_last(parameter.data)
         self._uses: list[Use] = []
         self._noted: list[tuple[str, Tensor, int]] = []
         self._records: int | None = None
         self.anchor = torch.zeros((), requires_grad=True)
         """What autograd differentiates to: a first layer's output must require a gradient although nothing before it does."""
-        self._copy_inputs = copy_inputs
+        self._copy_inputs = mode == "one-pass, copying inputs"
         self._leaves: list[Tensor] = []
         self._collected: list[Use] = []
         self.fallbacks = instrument(self._scratch, self)
         """Modules without a rule of their own."""
+        self._structure = Structure(model)
         self._copied: list[tuple[int, int]] = []
 
     def listen(self, module: nn.Module, path: str, names: Mapping[str, str], make: Callable[..., Use]) -> None:
@@ -164,22 +174,25 @@ class OnePass:
                 )
             return self.watch(make(module, names, self.note(path, given)), output)
 
-        module.register_forward_hook(noted, with_kwargs=True)
+        # First of the hooks: what a hook of the model's own makes of the output comes after the layer.
+        module.register_forward_hook(noted, with_kwargs=True, prepend=True)
 
     def note(self, path: str, value: Tensor) -> Tensor:
         """Keep an input for the backward pass, and see that nobody writes over it."""
         kept = value.detach()
         if self._copy_inputs:
-            return kept.clone()
+            return wide(kept.clone())
         self._noted.append((path, kept, kept._version))
-        return kept
+        return wide(kept)
 
     def watch(self, use: Use, output: Tensor) -> Tensor:
         """The layer's output, as later layers see it; its gradient is delivered to `use`."""
 
         def deliver(gradient: Tensor) -> None:
+            if not self._records:
+                return  # of an empty batch every gradient is zero, as of a layer that was not used
             with torch.no_grad():
-                use.receive(gradient.detach())
+                use.receive(wide(gradient.detach()))
             self._uses.append(use)
 
         tapped: Tensor = _Tap.apply(output, self.anchor, deliver, self._copy_inputs)
@@ -192,10 +205,10 @@ class OnePass:
 
     def forward(self, inputs: Any) -> Any:
         """The model's outputs for a batch."""
-        self._follow()
+        self._take_over()
         self._uses, self._noted, self._leaves, self._collected = [], [], [], []
         self._records = batch_size(inputs)
-        positional, named = call_arguments(inputs)
+        positional, named = call_arguments(map_tensors(channels_last, inputs) if self._channels_last else inputs)
         return self._scratch(*positional, **named)
 
     def record_losses(self, loss_fn: LossFunction, outputs: Any, targets: Any) -> Tensor:
@@ -219,15 +232,29 @@ class OnePass:
         uses, self._uses, self._noted, self._collected, self._leaves = self._uses + self._collected, [], [], [], []
         return RecordGradients(uses, trained_parameters(self.model), records)
 
-    def _follow(self) -> None:
-        """Weights, buffers and training flags as the model has them now."""
-        own = [*self._scratch.parameters(), *self._scratch.buffers()]
-        theirs = [*self.model.parameters(), *self.model.buffers()]
-        versions = [(copied._version, original._version) for copied, original in zip(own, theirs, strict=True)]
-        if versions != self._copied:  # equal for the further micro-batches of a step
+    def follow(self) -> None:
+        """Take over weights, buffers and training flags as the model has them now; to be called before every step.
+
+        Micro-batches look for changes themselves, but one that was made through `parameter.data` leaves no trace.
+        """
+        self._copied = []
+        self._take_over()
+
+    def _take_over(self) -> None:
+        self._structure.require_same(self.model)
+        if self._copied != self._state():  # equal for the further micro-batches of a step
             with torch.no_grad():
-                for copied, original in zip(own, theirs, strict=True):
+                for copied, original in self._pairs():
                     copied.copy_(original)
-            self._copied = [(copied._version, original._version) for copied, original in zip(own, theirs, strict=True)]
-        for own_module, module in zip(self._scratch.modules(), self.model.modules(), strict=True):
-            own_module.training = module.training
+            self._copied = self._state()
+        for own, module in zip(self._scratch.modules(), self.model.modules(), strict=True):
+            own.training = module.training
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every tensor of the scratch copy, and that of the model."""
+        yield from zip(self._scratch.parameters(), self.model.parameters(), strict=True)
+        yield from zip(self._scratch.buffers(), self.model.buffers(), strict=True)
+
+    def _state(self) -> list[tuple[int, int]]:
+        """Which tensors there are and how often each was written to."""
+        return [(tensor.data_ptr(), tensor._version) for pair in self._pairs() for tensor in pair]

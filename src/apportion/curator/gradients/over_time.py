@@ -1,18 +1,20 @@
 """Products of matrices with vectors at T time steps: what the parameters of a recurrent layer do.
 
 The gradient of a matrix is g = Σ_t β_t ⊗ a_t with its inputs a_t and the gradients β_t of the product, as for a linear layer over T
-positions; the ways to ‖g‖² and the safety term are those of `linear.py`. Here several matrices may have the same β_t, so that one
+positions; the ways to ‖g‖² are those of `linear.py`. Here several matrices may have the same β_t, so that one
 Gram matrix of β serves all of them, and everything is time-major, (T, b, ·), as a loop over time leaves it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from apportion.curator.gradients.use import chunks, squared
+from apportion.curator.gradients.rounding import gram, margin, norms_from_grams, squared
+from apportion.curator.gradients.use import added, chunks, weights_like, wide
 
 Named = Iterator[tuple[str, Tensor]]
 """A full name may come twice: two matrices of a layer may be one parameter."""
@@ -31,8 +33,8 @@ class Products:
     def __init__(
         self, names: Mapping[str, str], gradients: Tensor, inputs: Mapping[str, Tensor], biases: Sequence[str]
     ):
-        self._gradients = gradients
-        self._inputs = [(names[own], value) for own, value in inputs.items() if own in names]
+        self._gradients = wide(gradients)
+        self._inputs = [(names[own], wide(value)) for own, value in inputs.items() if own in names]
         self._biases = [names[own] for own in biases if own in names]
 
     def kernels(self) -> set[str]:
@@ -45,28 +47,29 @@ class Products:
         return "Gram" if steps * (size_in + size_out) < size_in * size_out else "materialised"
 
     def squared_norms(self) -> Named:
-        of_gradients = _gram(self._gradients) if "Gram" in self.kernels() else self._gradients
+        of_gradients = gram(self._gradients.transpose(0, 1)) if "Gram" in self.kernels() else self._gradients
         for name, inputs in self._inputs:
             size_in, size_out = inputs.shape[2], self._gradients.shape[2]
             match self._kernel(inputs):
                 case "product of norms":
                     yield name, squared(inputs[0]) * squared(self._gradients[0])
                 case "Gram":
-                    yield name, _gram_norms(_gram(inputs), of_gradients, size_in + size_out)
+                    of_inputs = gram(inputs.transpose(0, 1))
+                    again = partial(self._written_out_norms, inputs)
+                    yield name, norms_from_grams(of_inputs, of_gradients, size_in + size_out, again)
                 case _:
-                    parts = chunks(inputs.shape[1], size_in * size_out)
-                    yield name, torch.cat([squared(self._written_out(inputs, part)) for part in parts])
+                    yield name, self._written_out_norms(inputs)
         if self._biases:
             norms = squared(self._gradients.sum(0))
             yield from ((name, norms) for name in self._biases)
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> Named:
         for name, inputs in self._inputs:
-            factors = weights[name].to(inputs.dtype)[:, None]  # on the inputs: they are smaller than the gradients
+            factors = weights_like(weights[name], inputs)[:, None]  # on the inputs: they are smaller than the gradients
             yield name, self._gradients.flatten(0, 1).T @ (inputs * factors).flatten(0, 1)
         if self._biases:
             totals = self._gradients.sum(0)
-            yield from ((name, weights[name].to(totals.dtype) @ totals) for name in self._biases)
+            yield from ((name, added(weights[name], totals)) for name in self._biases)
 
     def rows(self, records: slice) -> Named:
         for name, inputs in self._inputs:
@@ -74,8 +77,17 @@ class Products:
         for name in self._biases:
             yield name, self._gradients[:, records].sum(0)
 
+    def _written_out_norms(self, inputs: Tensor, records: Tensor | None = None) -> Tensor:
+        gradients = self._gradients
+        if records is not None:
+            inputs, gradients = inputs[:, records], gradients[:, records]
+        parts = chunks(inputs.shape[1], inputs.shape[2] * gradients.shape[2])
+        norms = torch.cat([squared(_product(gradients[:, part], inputs[:, part])) for part in parts])
+        magnitudes = squared(inputs.transpose(0, 1)) * squared(gradients.transpose(0, 1))
+        return norms + margin(inputs.shape[0], inputs.dtype) * magnitudes
+
     def _written_out(self, inputs: Tensor, records: slice) -> Tensor:
-        return self._gradients[:, records].permute(1, 2, 0) @ inputs[:, records].transpose(0, 1)
+        return _product(self._gradients[:, records], inputs[:, records])
 
     def silence(self, records: Tensor) -> None:
         silent = records[:, None]
@@ -83,15 +95,6 @@ class Products:
         self._inputs = [(name, inputs.masked_fill(silent, 0)) for name, inputs in self._inputs]
 
 
-def _gram(values: Tensor) -> Tensor:
-    """(T, b, size) → (b, T, T)."""
-    by_record = values.transpose(0, 1)
-    return by_record @ by_record.mT
-
-
-def _gram_norms(of_inputs: Tensor, of_gradients: Tensor, size: int) -> Tensor:
-    """Σ_{t,s} (a_t·a_s)(β_t·β_s), plus the bound of its rounding error, u·√size·(Σ_t ‖a_t‖·‖β_t‖)²."""
-    products = of_inputs.mul_(of_gradients)
-    lengths: Tensor = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt().sum(1)
-    unit: float = torch.finfo(products.dtype).eps
-    return products.sum((1, 2)).clamp(min=0) + lengths.square() * (unit * float(size**0.5))
+def _product(gradients: Tensor, inputs: Tensor) -> Tensor:
+    """Σ_t β_t ⊗ a_t, (b, out, in)."""
+    return gradients.permute(1, 2, 0) @ inputs.transpose(0, 1)

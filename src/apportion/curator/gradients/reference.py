@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from apportion.curator.gradients.losses import LossFunction, record_losses, require_leaves
+from apportion.curator.gradients.structure import Structure
 from apportion.curator.tree import batch_size, call_arguments, map_tensors
 from apportion.errors import WrongOrder
 
@@ -39,15 +40,16 @@ class ReferenceGradients:
     def __init__(self, model: nn.Module, mode: Literal["vmap", "loop"]):
         self.model, self.mode = model, mode
         self._scratch = copy.deepcopy(model)
+        self._structure = Structure(model)
         self._frozen: dict[str, Tensor] = {}
         self._copies: list[Mapping[str, Tensor]] | None = None
 
     def forward(self, inputs: Any) -> Any:
         """The model's outputs for a batch, each record through its own copy of the parameters."""
+        self.follow()
         size = batch_size(inputs)
         trained = {name: parameter.detach().clone() for name, parameter in trained_parameters(self.model).items()}
         self._frozen = {name: p.detach().clone() for name, p in self.model.named_parameters() if name not in trained}
-        self._follow_training_flags()
         if self.mode == "vmap":
             together = {name: value.expand(size, *value.shape).requires_grad_() for name, value in trained.items()}
             self._copies = [together]
@@ -92,7 +94,9 @@ class ReferenceGradients:
         output = functional_call(self._scratch, {**self._frozen, **buffers, **parameters}, positional, named)
         return map_tensors(lambda tensor: tensor.squeeze(0), output)
 
-    def _follow_training_flags(self) -> None:
+    def follow(self) -> None:
+        """Take over the model's training flags; weights and buffers are copied for every batch."""
+        self._structure.require_same(self.model)
         for original, scratch in zip(self.model.modules(), self._scratch.modules(), strict=True):
             scratch.training = original.training
 

@@ -17,8 +17,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-Mode = Literal["one-pass", "one-pass, copying inputs", "vmap", "loop"]
-"""The engines. one-pass: all records together (`one_pass.py`), if need be with copies of what later layers overwrite.
+Mode = Literal["one-pass", "one-pass, channels last", "one-pass, copying inputs", "vmap", "loop"]
+"""The engines. one-pass: all records together (`one_pass.py`); for images with channels last in memory, which is often faster; if need
+be with copies of what later layers overwrite.
 vmap, loop: the reference, every record with weights of its own (`reference.py`): slower, for any module."""
 CHUNK_NUMBERS = 1 << 19
 """Numbers in one temporary: 2 MiB of float32 stay in the cache of one core."""
@@ -62,15 +63,25 @@ def chunks(records: int, numbers_each: int) -> list[slice]:
     return [slice(start, min(start + size, records)) for start in range(0, records, size)]
 
 
+def wide(values: Tensor) -> Tensor:
+    """Numbers of 16 bits in float32: rounding of bfloat16, 1/256, is far more than the headroom of clipping."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+
+def weights_like(weights: Tensor, values: Tensor) -> Tensor:
+    """Clipping weights in the type of `values`. One that would lose digits there is 0: rounded up, it would clip too little."""
+    return torch.where(weights.abs() < torch.finfo(values.dtype).tiny, 0.0, weights).to(values.dtype)
+
+
 def scaled(weights: Tensor, values: Tensor) -> Tensor:
     """Row i of `values` times w_i."""
-    return values * weights.to(values.dtype).reshape(-1, *[1] * (values.dim() - 1))
+    return values * weights_like(weights, values).reshape(-1, *[1] * (values.dim() - 1))
 
 
-def squared(values: Tensor) -> Tensor:
-    """Σ over all dimensions but the first of the squares, (b,), in float64 because squares overflow first."""
-    norms: Tensor = torch.linalg.vector_norm(values.flatten(1), dim=1)
-    return norms.double().square()
+def added(weights: Tensor, rows: Tensor) -> Tensor:
+    """Σ_i w_i·rows_i."""
+    total: Tensor = torch.tensordot(weights_like(weights, rows), rows, dims=1)
+    return total
 
 
 def without(records: Tensor, values: Tensor) -> Tensor:
