@@ -15,7 +15,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-demo: $(VENV)/installed  ## compare two private recipes with non-private training on digits, write runs/demo/report.html
+demo: $(VENV)/installed  ## compare eight private recipes with non-private training on digits, write runs/demo/report.html
 	$(BIN)/apportion compare demo --out runs/demo
 
 test: $(VENV)/installed  ## the core test suite

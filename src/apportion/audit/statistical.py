@@ -36,9 +36,10 @@ from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.errors import InvalidArgument
 from apportion.request import ClippedSum, Release, Released
-from apportion.strategies.clip import Clip, Fixed
+from apportion.strategies.clip import Clip
 from apportion.strategies.context import Context
-from apportion.strategies.noise import Constant, NoiseSchedule
+from apportion.strategies.noise import NoiseSchedule
+from apportion.strategies.roles import resolve_roles
 from apportion.training.loop import take_steps
 from apportion.training.optimizers import build_optimizer
 from apportion.training.plan import Plan, make_plan
@@ -176,6 +177,7 @@ def audit(
     validate.in_open_unit("delta", delta, "it is the probability that the bound fails", "Try delta=1e-5")
     coins = np.random.default_rng(seed)
     included = coins.random(canaries) < 0.5
+    clip, noise = resolve_roles(clip, noise)
     session, loss, watched = _plant(
         model,
         loss_fn,
@@ -183,8 +185,8 @@ def audit(
         included,
         budget=Budget(epsilon=epsilon, delta=delta, unit=Record()),
         sampling=Sampling.declare(population=canaries, sample_rate=sample_rate, steps=steps),
-        clip=clip or Fixed(),
-        noise=noise or Constant(),
+        clip=clip,
+        noise=noise,
         execution=execution or Execution(),
         randomness=randomness or Randomness.fresh(),
     )

@@ -20,9 +20,7 @@ def train(
     model: options.Model = None,
     recipe: Annotated[
         str | None,
-        typer.Option(
-            help="non-private, abadi, lin-decay, du-growing, du-sensitivity or du-dynamic.", show_default="abadi"
-        ),
+        typer.Option(help="A name from `apportion recipes`.", show_default="abadi"),
     ] = None,
     settings: options.Settings = None,
     epsilon: options.Epsilon = None,
@@ -125,7 +123,7 @@ def train(
         micro_batch=micro_batch,
         seeds=None if seed is None else [seed],
     )
-    choice: dict[str, Any] = {"name": recipe, "clip": {}, "noise": {}}
+    choice: dict[str, Any] = {"name": recipe}
     for key, value in options.parse_settings(settings).items():
         role, _, parameter = key.partition(".")
         choice.setdefault(role, {})[parameter] = value

@@ -30,9 +30,10 @@ from apportion.curator.records import Batch, as_records
 from apportion.curator.tree import batch_size as size_of
 from apportion.curator.tree import map_tensors, tensors_of
 from apportion.errors import BudgetExhausted, WrongOrder
-from apportion.strategies.clip import Clip, Fixed
+from apportion.strategies.clip import Clip
 from apportion.strategies.context import epoch_length
-from apportion.strategies.noise import Constant, NoiseSchedule
+from apportion.strategies.noise import NoiseSchedule
+from apportion.strategies.update import Plain
 from apportion.training.history import Entry
 from apportion.training.record_loss import Reduction, per_record_scale, require_separable
 from apportion.training.recovery import Recovery
@@ -265,6 +266,7 @@ def make_private(
     steps: int | None = None,
     clip: Clip | None = None,
     noise: NoiseSchedule | None = None,
+    update: Plain | None = None,
     loss_reduction: Reduction = "mean",
     scheduler: LRScheduler | None = None,
     execution: Execution | None = None,
@@ -297,8 +299,8 @@ def make_private(
         records,
         budget=budget,
         sampling=sampling,
-        clip=clip or Fixed(),
-        noise=noise or Constant(),
+        clip=clip,
+        noise=noise,
         execution=execution or Execution(),
         randomness=Randomness.choose(seed),
         out=None if out is None else Path(out),
@@ -306,6 +308,7 @@ def make_private(
         mode=mode,
         own_loop=True,
         scheduler=scheduler,
+        update=update,
         recovery=recovery,
         resume=resume,
     )
