@@ -63,7 +63,7 @@ class PrivacyLossAccountant:
             group: m, for the guarantee of m records that are added or removed together.
         """
         _check(delta, group)
-        return _epsilon(tuple(events.items()), delta, group)
+        return _epsilon(tuple(usable(events).items()), delta, group)
 
     def delta(self, events: Mapping[Event, int], epsilon: float, *, group: int = 1) -> float:
         """δ(ε) of the composition; resolved down to about 1e-12."""
