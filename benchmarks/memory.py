@@ -21,10 +21,11 @@ from pathlib import Path
 import drawing
 import measuring
 import torch
+from torch.nn import functional
 from workloads import WORKLOADS
 
-from apportion.curator.gradients.use import Mode
 from apportion.curator.memory import memory_model
+from apportion.curator.probe import per_record_mode
 
 WORKLOAD, BATCHES, MICRO_BATCH = "b1", (64, 128, 256, 512, 1024, 2048), 64
 WAYS = {
@@ -36,7 +37,6 @@ WAYS = {
 PHYSICAL = {"b1": (64, 256, 1024), "papernot": (64, 256, 1024), "b2": (32, 64, 128), "mlp": (64, 256, 1024)}
 PHYSICAL |= {"imdb": (64, 256, 1024), "lstm": (64, 128, 256), "transformer": (4, 8, 16), "wrn": (8, 16, 32)}
 TOLERANCE, PIECES, MORE_PIECES = 0.25, 3, 12
-MODE: Mode = "one-pass"
 FILE = Path(__file__).with_name("memory.json")
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "memory.svg"
 
@@ -89,7 +89,9 @@ def check(names: list[str]) -> list[dict]:
     rows = []
     for name in names:
         workload, sizes = WORKLOADS[name], PHYSICAL[name]
-        predicted = memory_model(workload.model(), MODE, torch.zeros_like(workload.inputs(1)[0]))
+        model, record = workload.model(), torch.zeros_like(workload.inputs(1)[0])
+        mode = per_record_mode(model, functional.cross_entropy, record, torch.tensor(0))
+        predicted = memory_model(model, mode, record)
         for physical, pieces in (*((size, PIECES) for size in sizes), (sizes[1], MORE_PIECES)):
             scale = physical * pieces / workload.batch
             result = measuring.run("peak", name, ["apportion"], scale=scale, micro_batch=physical)

@@ -21,7 +21,7 @@ def engine():
 
 
 def test_every_layer_has_a_rule(engine):
-    assert engine["mode"] == "one-pass"
+    assert engine["mode"].startswith("one-pass")
     assert engine["fallbacks"] == []
     assert {name.rpartition(".")[0] for name in engine["kernels"]} == {"0", "3", "7", "9"}
 
