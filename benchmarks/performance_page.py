@@ -135,7 +135,7 @@ For images the layout channels_last is often faster, also without privacy. Here 
 
 
 def memory_text() -> str:
-    found = json.loads(memory.FILE.read_text(encoding="utf-8"))
+    found = memory.stored()["curves"]
     batches = sorted({row["batch"] for row in found})
     known = {(row["way"], row["batch"]): row["peak_mb"] for row in found}
     lines = rows(

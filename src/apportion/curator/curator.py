@@ -134,7 +134,7 @@ class Draw:
             for key, part in clipped_sums(gradients, self.request.releases).items():
                 earlier = self._sums.get(key)
                 # float64 from the first piece on: the type of a sum must not tell whether the batch was empty
-                self._sums[key] = part.to(torch.float64) if earlier is None else earlier + part
+                self._sums[key] = part.to(torch.float64) if earlier is None else earlier.add_(part)
 
     def release(self) -> Released:
         """(Σ clipped + N(0, s²)) / expected batch size, once. After this the batch is gone."""
@@ -194,11 +194,12 @@ class Curator:
         """Charge `request`, then toss its coins. For loops that compute the gradients themselves."""
         self._require_all_parameters(request)
         self._engine.follow()
+        size = self._execution.physical_batch
         self._records.start(self._execution.workers)
         self._charges.charge(request.event())
         streams = self._randomness.next_draw()
         members = poisson_draw(len(self._records), request.sample_rate, streams.coins)
-        batches = self._records.read(members, self._execution.physical_batch, streams.model)
+        batches = self._records.read(members, size, streams.model)
         return Draw(request, batches, self._engine, streams, self._mechanism)
 
     def end_workers(self) -> None:
@@ -216,8 +217,8 @@ class Curator:
                     raise
                 except Exception:
                     gradients = self._one_by_one(batch, loss_fn)
-            for part in gradients:
-                draw.add(part)
+            while gradients:
+                draw.add(gradients.pop(0))  # let go before the next micro-batch runs
         return draw.release()
 
     def _gradients(self, batch: Batch, loss_fn: LossFunction) -> Gradients | Rows:

@@ -165,5 +165,6 @@ def citation_keys(used: Any) -> tuple[str, ...]:
         )
     own = [_OF_STRATEGY[role][kind] for role, kind in kinds.items() if kind in _OF_STRATEGY[role]]
     extra = {"he2023": grouped, "papernot2021": tempered, "polyak1992": averaged}
-    keys = [*own, *(key for key, used_here in extra.items() if used_here), "abadi2016", "doroshenko2022"]
+    first = ["he2023"] if grouped and kinds["clip"] == "Quantile" else []
+    keys = [*first, *own, *(key for key, used_here in extra.items() if used_here), "abadi2016", "doroshenko2022"]
     return tuple(dict.fromkeys(keys))
