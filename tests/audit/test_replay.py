@@ -70,6 +70,8 @@ GROUPS = {"flat": "flat", "layers": "layer", "two": (("0.weight",), ("0.bias", "
 def strategies(recipe, grouping="flat"):
     chosen = named(recipe)
     clip = replace(chosen.clip, groups=GROUPS[grouping])
+    if getattr(clip, "start", 0.0) > 1:
+        clip = replace(clip, start=1.0)  # above what these records reach, nothing would be seen
     return {"clip": clip, "noise": chosen.noise, "update": chosen.update}
 
 

@@ -32,7 +32,7 @@ class Leaky(Grouped):
     def propose(self, state, context):
         import sys
         frame = sys._getframe()
-        while frame and "session" not in frame.f_locals:
+        while frame and not hasattr(frame.f_locals.get("session"), "curator"):
             frame = frame.f_back
         size = len(frame.f_locals["session"].curator._records) if frame else 1
         return (ClippedSum(0.1 * size),)

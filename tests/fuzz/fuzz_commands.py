@@ -54,6 +54,7 @@ VALID = {
         "--html",
         "new.html",
     ),
+    "recipes": ("du-dynamic", "--set", "noise.ratio=3", "--html", "new.html"),
     "account": ("schedule.csv", "--delta", "1e-5"),
     "report": ("results.json", "--out", "new.html"),
     "check": ("--model", "linear", "--data", "digits"),
