@@ -52,6 +52,11 @@ format: $(VENV)/installed  ## let ruff rewrite what it can
 
 bench: .venv-bench/installed  ## speed against the peers, in .venv-bench (minutes; use a quiet machine)
 	.venv-bench/bin/python benchmarks/accounting.py --json benchmarks/accounting.json
+	.venv-bench/bin/python benchmarks/engine.py
+	.venv-bench/bin/python benchmarks/memory.py
+	.venv-bench/bin/python benchmarks/memory.py --check
+	.venv-bench/bin/python benchmarks/data_path.py
+	.venv-bench/bin/python benchmarks/engine.py --write
 
 clean:  ## remove what the commands above made
 	rm -rf $(VENV) .venv-bench runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

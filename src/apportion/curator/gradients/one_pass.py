@@ -131,7 +131,8 @@ class _Tap(torch.autograd.Function):
 
 def channels_last(tensor: Tensor) -> Tensor:
     """The same values; images and kernels with the channels of a pixel side by side in memory."""
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+    # `contiguous` would leave images of one channel as they are: both layouts fit them, but kernels go by the strides
+    return tensor.to(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
 class OnePass:
