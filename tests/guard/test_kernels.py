@@ -200,14 +200,15 @@ def test_norms_and_weighted_sums_are_those_of_single_records(name):
 
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("places", ["image", "image and model"])
-def test_the_memory_layout_of_images_changes_nothing(groups, places):
+@pytest.mark.parametrize("mode", ["one-pass", "one-pass, channels last"])
+def test_the_memory_layout_of_images_changes_nothing(groups, places, mode):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 6, 3, groups=groups), nn.Tanh(), nn.Conv2d(6, 3, 2, groups=groups)).double()
     images = torch.randn(RECORDS, 3, 6, 6).double()
     rows = single_records(model, images)
     if places == "image and model":
         model = model.to(memory_format=torch.channels_last)
-    compare(one_pass(OnePass(model), images.contiguous(memory_format=torch.channels_last)), rows)
+    compare(one_pass(OnePass(model, mode), images.contiguous(memory_format=torch.channels_last)), rows)
 
 
 def test_repeated_tokens_are_added_before_they_are_squared():

@@ -228,6 +228,21 @@ def test_a_broken_record_is_as_if_it_were_not_there(silent, books, mode, groupin
 
 
 @pytest.mark.parametrize("mode", ["one-pass", "vmap", "loop"])
+def test_weights_that_were_written_behind_autograd_count_from_the_next_answer(silent, books, mode):
+    """`.data` leaves no trace that an engine could look for: every request takes over the weights as they are."""
+    model, data = build("deep")
+    names = [name for name, _ in model.named_parameters()]
+    held = Curator(as_records(data), build_engine(model, mode), books, Randomness.seeded(0), Execution(micro_batch=5))
+    request = Request(1.0, 1.0, DECLARED, (ClippedSum(0.4),))
+    for _ in range(3):
+        expected, _ = expected_sum(record_gradients(model, data), [(names, 0.4)])
+        for key, value in held.answer(request, cross_entropy).gradient.items():
+            torch.testing.assert_close(value, expected[key] / DECLARED, rtol=1e-9, atol=1e-12)
+        for parameter in model.parameters():
+            parameter.data.mul_(0.7)
+
+
+@pytest.mark.parametrize("mode", ["one-pass", "vmap", "loop"])
 def test_the_forward_pass_leaves_no_trace_in_the_model(silent, books, mode):
     class Counting(nn.Module):
         def __init__(self):
