@@ -25,6 +25,7 @@ from apportion.errors import InvalidArgument
 if TYPE_CHECKING:
     from torch import Tensor
 
+_FRAME_RANGE = (1e-30, 1e30)
 FLOAT32_HEADROOM = 1e-4
 """How far rounding may push a clipped record beyond its threshold, relatively. Tests measure the real excess (about 1e-6)."""
 
@@ -70,6 +71,24 @@ class Frame:
         """b·w̃ + m."""
         return self.scale[name] * value + self.centre[name]
 
+    def require_usable(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse a frame that a record could make visible: 0·∞ in an empty place is NaN, and an empty batch has no such place."""
+        for name, shape in shapes.items():
+            centre, scale = self.centre[name], self.scale[name]
+            usable = bool((centre.abs() < _FRAME_RANGE[1]).all() and (scale > _FRAME_RANGE[0]).all())
+            if not (
+                usable
+                and bool((scale < _FRAME_RANGE[1]).all())
+                and tuple(centre.shape) == tuple(scale.shape) == tuple(shape)
+            ):
+                raise InvalidArgument(
+                    "frame",
+                    name,
+                    f"centre and scale must have the parameter's shape {tuple(shape)}, be finite and in the range of float32, and the "
+                    "scale positive",
+                    "Bound the scale from below, as AdaClip does with its floor",
+                )
+
     def __eq__(self, other: object) -> bool:
         def same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
             return one.keys() == two.keys() and all(bool((one[name] == two[name]).all()) for name in one)
@@ -88,7 +107,7 @@ class ClippedSum:
         parameters: names of the parameters in the group; `None` means all that are trained.
         share: w, the part of the request's budget z⁻² that this release uses.
         headroom: h, the declared rounding error of clipping; it enlarges the noise, so that the stated z holds.
-        stabiliser: γ; records then contribute g_i·C/(‖g_i‖ + γ) instead, which is shorter than C for every g_i.
+        stabiliser: γ ≥ C/10⁶; records then contribute g_i·C/(‖g_i‖ + γ) instead, which is shorter than C for every g_i.
         frame: coordinates in which gradients are clipped and noised, for exactly these parameters; their own if it is not given.
 
     Guarantee: adding or removing one record changes the sum by at most `sensitivity` in L2 norm.
@@ -113,6 +132,11 @@ class ClippedSum:
         if self.stabiliser is not None:
             reason, fix = "it keeps the quotient finite for a gradient of zero", "Try stabiliser=0.01"
             validate.store(self, stabiliser=validate.positive("stabiliser", self.stabiliser, reason, fix))
+            if self.stabiliser < 1e-6 * self.threshold:
+                reason = (
+                    f"beside threshold={self.threshold:g} it is too small to keep quotients in the range of float32"
+                )
+                raise InvalidArgument("stabiliser", self.stabiliser, reason, fix)
         _check_names(self.parameters)
         framed = set() if self.frame is None else {*self.frame.scale, *self.frame.centre}
         if self.frame is not None and not framed == set(self.parameters or ()) == set(self.frame.scale):
@@ -130,7 +154,10 @@ class ClippedSum:
 
 @dataclass(frozen=True)
 class UnclippedCount:
-    """Release Σ_i (1[‖g_i‖ ≤ C] − ½) over the gradients of a group: how many are not clipped, less half of all.
+    """Release Σ_i (b_i − ½) over the gradients of a group: how many are not clipped, less half of all.
+
+    b_i is 1 for norms below 0.95·C, 0 for norms above 1.05·C, and falls evenly in between. A step at C would let the last bit of a norm,
+    which depends on the other records of a micro-batch, move the count by 1; here it moves it by 10⁻⁶.
 
     A record that contributes nothing (not finite, unreadable) counts 0, not −½ or ½. Without the ½ one record would move the count
     by 1 instead of ½.

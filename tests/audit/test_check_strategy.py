@@ -56,7 +56,11 @@ def test_every_built_in_strategy_is_here():
 
     def of(room, kind):
         names = (getattr(room, name) for name in room.__all__)
-        return {one for one in names if isinstance(one, type) and one is not kind and not getattr(one, "__abstractmethods__", ())}
+        return {
+            one
+            for one in names
+            if isinstance(one, type) and one is not kind and not getattr(one, "__abstractmethods__", ())
+        }
 
     checked = {type(strategy) for strategy in STRATEGIES.values()}
     assert of(ap.clip, Clip) | of(ap.noise, NoiseSchedule) <= checked

@@ -132,7 +132,7 @@ def test_a_batch_dimension_that_comes_back_is_exact(case):
 
 def test_a_layer_that_does_not_see_the_batch_is_named():
     torch.manual_seed(0)
-    with pytest.raises(UnsupportedModel, match="second got 10 rows for 5 records"):
+    with pytest.raises(UnsupportedModel, match="second did not get one row for each record"):
         answer(build_engine(Calls(RESHAPED["halves as records"]), "one-pass"))
 
 

@@ -77,6 +77,11 @@ def norms_of(model, data, names=NAMES):
     return np.array(norms)
 
 
+def counted(norms, bound):
+    """½ below 0.95 of the bound, −½ above 1.05 of it, a straight line between."""
+    return np.interp(np.asarray(norms) / bound, [0.95, 1.05], [0.5, -0.5])
+
+
 # --- what is counted and summed ---------------------------------------------------------------------------------------------------
 
 
@@ -87,8 +92,8 @@ def test_statistics_are_those_of_single_records_whatever_the_micro_batch(model, 
     middle, edge = float(np.median(everything)), float(np.quantile(layer, 0.8))
     asked = [UnclippedCount(middle), UnclippedCount(edge, NAMES[2:]), NormSum(middle), NormSum(edge, NAMES[2:])]
     found = statistics_of(model, records, books, asked, mode=mode, micro_batch=micro_batch)
-    assert found[0] == np.sum(everything <= middle) - 20
-    assert found[1] == np.sum(layer <= edge) - 20
+    assert found[0] == pytest.approx(counted(everything, middle).sum(), abs=1e-3)
+    assert found[1] == pytest.approx(counted(layer, edge).sum(), abs=1e-3)
     assert found[2] == pytest.approx(np.minimum(everything, middle).sum(), rel=1e-5)
     assert found[3] == pytest.approx(np.minimum(layer, edge).sum(), rel=1e-5)
 
@@ -102,8 +107,16 @@ def test_a_record_moves_a_count_by_one_half_and_a_norm_sum_by_its_cut_norm(model
     with_record = statistics_of(model, records, books, asked, mode=mode)
     rest = [torch.cat([tensor[:index], tensor[index + 1 :]]) for tensor in records]
     without = statistics_of(model, tuple(rest), books, asked, mode=mode)
-    assert with_record[0] - without[0] == (0.5 if own <= bound else -0.5)
+    assert with_record[0] - without[0] == pytest.approx(counted(own, bound), abs=1e-3)
     assert with_record[1] - without[1] == pytest.approx(min(own, bound), rel=1e-5)
+
+
+@pytest.mark.parametrize("distance", [-1e-7, 0.0, 1e-7])
+def test_the_last_bit_of_a_norm_hardly_moves_a_count(distance):
+    """Kernels for other batches round differently: a step at the threshold would let one record flip all that lie there."""
+    at_the_threshold = {"a": torch.full((1000, 1), 1.0 + distance)}
+    found = clipped_sums(at_the_threshold, (ClippedSum(1.0, None, 0.5), UnclippedCount(1.0, None, 0.5)))
+    assert abs(float(found[UnclippedCount(1.0, None, 0.5)])) < 2e-3
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -165,8 +178,6 @@ def test_removing_a_record_moves_everything_by_at_most_its_sensitivity(values, b
         moved = torch.cat([(with_record[key] - without[key]).flatten() for key in keys])
         assert moved.isfinite().all()
         assert moved.norm() <= release.sensitivity * (1 + 1e-12)
-        if isinstance(release, UnclippedCount):
-            assert abs(float(moved)) in (0.0, 0.5)
 
 
 @pytest.mark.parametrize("breakage", ["nothing", "count not centred", "norm cut at 1.05 of its bound"])
@@ -507,8 +518,8 @@ def test_a_frame_and_plain_sums_and_statistics_in_one_request(model, records, bo
     )
     table = torch.cat([((rows[key] - centre[key]) / 0.3).flatten(1) for key in framed_names], 1)
     norms, other = table.norm(dim=1), torch.cat([rows[key].flatten(1) for key in plain], 1).norm(dim=1)
-    assert 40 * released.statistics[0] == float((norms <= 1).sum()) - 20
-    assert 40 * released.statistics[1] == float((other <= 0.2).sum()) - 20
+    assert 40 * released.statistics[0] == pytest.approx(counted(norms, 1.0).sum(), abs=1e-3)
+    assert 40 * released.statistics[1] == pytest.approx(counted(other, 0.2).sum(), abs=1e-3)
     mean = (table / norms.clamp(min=1.0)[:, None]).sum(0) / 40
     restored = 0.3 * mean + torch.cat([centre[key].flatten() for key in framed_names])
     assert torch.cat([released.gradient[key].flatten() for key in framed_names]).tolist() == pytest.approx(

@@ -111,7 +111,7 @@ def test_estimates_follow_the_formula_number_by_number(groups, size, z):
 
 def test_the_deviation_of_single_records_is_found_through_the_noise():
     """Two coordinates whose records have deviations of 0.3 and 0.03; released are means of B = 50 records with noise."""
-    shapes, size, z = {"w": (2,)}, 50.0, 0.3
+    shapes, size, z = {"w": (2,)}, 50.0, 1.0
     strategy = clip.AdaClip(floor=1e-8, cap=1.0, mean_decay=0.99, deviation_decay=0.99)
     public = context(z, size, shapes)
     state = strategy.init(public)

@@ -21,6 +21,9 @@ from torch import Tensor
 from apportion.curator import framed
 from apportion.request import ClippedSum, Frame, Release, Statistic, UnclippedCount
 
+RAMP = 0.1
+"""The width, in thresholds, over which a record passes from unclipped to clipped in a count (`UnclippedCount`)."""
+
 Rows = Mapping[str, Tensor]
 """For each trained parameter the gradients of b records: a tensor (b, *shape of the parameter)."""
 
@@ -140,5 +143,5 @@ def factors(release: ClippedSum, norms: Tensor) -> Tensor:
 def contributions(statistic: Statistic, norms: Tensor) -> Tensor:
     """What each record adds to a statistic."""
     if isinstance(statistic, UnclippedCount):
-        return (norms <= statistic.threshold).double() - 0.5
+        return ((statistic.threshold - norms) / (RAMP * statistic.threshold)).clamp(-0.5, 0.5)
     return norms.clamp(max=statistic.bound)

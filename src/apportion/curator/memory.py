@@ -27,7 +27,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from apportion.curator.compatibility import copy_of
-from apportion.curator.curator import Curator, Execution
+from apportion.curator.curator import LARGEST, Curator, Execution
 from apportion.curator.gradients.engine import Mode, build_engine
 from apportion.curator.probe import synthetic_outputs
 from apportion.curator.randomness import Randomness
@@ -45,7 +45,6 @@ BASE = 3 << 20
 ENOUGH = 32 << 20
 """Bytes of records after which live(b) is taken for a straight line: the kernels' workspaces have a few MiB and no more."""
 MOST_TRIED = 1024
-LARGEST = 1 << 20
 """No physical batch is larger, whatever the limit."""
 
 

@@ -22,6 +22,7 @@ from apportion.curator.clipping import Gradients, Rows, held
 from apportion.curator.compatibility import copy_of
 from apportion.curator.gradients.engine import Mode, build_engine
 from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.one_path import takes_one_path
 from apportion.curator.tree import call_model
 from apportion.errors import ApportionError, InvalidArgument, UnsupportedModel
 
@@ -118,10 +119,9 @@ def per_record_mode(
 ) -> Mode:
     """The first engine, from the fastest to the slowest, that gives the gradients of single passes on synthetic records.
 
-    An engine that is `wanted` must be among those that do.
-
-    Operators without a batching rule, and a forward pass that branches on its data, leave "loop". In a training loop of a person's own
-    the loss is not known beforehand: with `loss_fn=None` the size of the outputs stands for it.
+    An engine that is `wanted` must be among those that do; it is trusted with a forward pass that branches on its data, which is otherwise
+    left to "vmap" or "loop", where records cannot meet. Operators without a batching rule leave "loop". In a training loop of a person's
+    own the loss is not known beforehand: with `loss_fn=None` the size of the outputs stands for it.
     """
     subject = _prepared(model)
     loss = copy_of(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
@@ -150,8 +150,11 @@ def per_record_mode(
     with warnings.catch_warnings():
         # Where torch can work around a missing batching rule it says so, which is not a reason to go without the others.
         warnings.simplefilter("ignore")
+        one_path = wanted != "auto" or takes_one_path(subject, tree_map(torch.clone, pair[0]))
         for mode in _FAST:
             if wanted not in ("auto", mode) or (mode == "one-pass, channels last" and not _has_images(subject)):
+                continue
+            if mode != "vmap" and not one_path:
                 continue
             with suppress(RuntimeError, UnsupportedModel):
                 if _close(gradients(mode, pair, seed=0), expected, looseness=10) or (mode == "vmap" and not repeatable):

@@ -5,6 +5,7 @@ record contributes must not depend on the others, so each is read on its own ter
 
 - one that cannot be read is left out, wherever that happens;
 - its numbers get the types of the first record: stacked as they come, one float64 would turn all others into float64;
+- it must have as many dimensions as the first: without one, torch takes records for channels or time steps of a single record;
 - while it is read, the generators of torch, NumPy and Python start from a secret seed of its own, so that one record more does not
   shift the augmentation of all others.
 
@@ -14,6 +15,7 @@ Which records are read is secret. Nothing here prints, and no error of a person'
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
@@ -63,6 +65,7 @@ class Reader:
         if len(tensors) != len(leaves) or not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise TypeError("a record must be made of tensors, arrays and numbers")
         self._types = [tensor.dtype for tensor in tensors]
+        self._dimensions = [tensor.dim() - 1 for tensor in tensors]
 
     def batch(self, indices: NDArray[np.int64]) -> Batch:
         """All these records, stacked; raises if one cannot be read."""
@@ -84,7 +87,8 @@ class Reader:
     def _rows(self, task: Task) -> list[list[Any]]:
         indices, seeds = task.indices.tolist(), task.seeds.tolist()
         rows = []
-        with _generators_restored():
+        with _generators_restored(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # one that is caused by a record would tell of it
             if self._batched:
                 with suppress(Exception):
                     _seed_generators(seeds[0])
@@ -96,7 +100,10 @@ class Reader:
         return rows
 
     def _leaves(self, item: Any) -> list[Any]:
-        return self._structure.flatten_up_to(as_pair(item))
+        leaves: list[Any] = self._structure.flatten_up_to(as_pair(item))
+        if [np.ndim(leaf) for leaf in leaves] != self._dimensions:
+            raise ValueError("a record has another number of dimensions than the first one")
+        return leaves
 
     def _stack(self, rows: list[list[Any]]) -> Batch:
         columns = zip(*rows, strict=True)

@@ -206,6 +206,7 @@ class ExactCurator:
                 "run": self._account.identifier,
                 "token": token,
                 "request": asdict(request),
+                "kinds": [type(release).__name__ for release in request.releases],
                 "state": state,
                 "threads": torch.get_num_threads(),
                 "versions": package_versions(),

@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from apportion.curator.gradients.rounding import gram, margin, norms_from_grams, squared
 from apportion.curator.gradients.use import added, chunks, scaled, without
+from apportion.errors import UnsupportedModel
 
 KEEP = 2.0
 """Written-out gradients are kept if they have at most so many times the numbers of the input and output gradient together."""
@@ -42,6 +43,8 @@ class ConvolutionUse:
 
     def __init__(self, module: Any, names: Mapping[str, str], inputs: Tensor):
         self.names, self._module, self._inputs = names, module, inputs
+        if inputs.dim() != module.weight.dim():  # torch would take records without their first dimension for channels
+            raise UnsupportedModel("a convolution got an input without a batch dimension")
         self._records = inputs.shape[0]
         self._dimensions = inputs.dim() - 2
         self._weight_rows: Tensor | None = None

@@ -33,6 +33,10 @@ def record_losses(loss_fn: LossFunction, outputs: Any, targets: Any, *, together
     return torch.stack([alone(*map_tensors(lambda tensor, i=i: tensor[i], (outputs, targets))) for i in records])
 
 
+class ForeignParameter(UnsupportedModel):
+    """A loss would leave a raw gradient outside the engine."""
+
+
 def require_leaves(loss: Tensor, own: Iterable[Tensor]) -> None:
     """Refuse a loss that would leave a raw gradient in anything but `own`."""
     allowed = {id(value) for value in own}
@@ -45,7 +49,7 @@ def require_leaves(loss: Tensor, own: Iterable[Tensor]) -> None:
         seen.add(node)
         leaf = getattr(node, "variable", None)
         if leaf is not None and id(leaf) not in allowed:
-            raise UnsupportedModel(
+            raise ForeignParameter(
                 f"the loss depends on a trainable tensor of shape {tuple(leaf.shape)} outside the model's parameters: it would "
                 "get a gradient that is neither clipped nor noised. Make it a part of the model, or detach it"
             )

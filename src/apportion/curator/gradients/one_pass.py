@@ -171,7 +171,7 @@ class OnePass:
             given = inputs[0] if inputs else named["input"]
             if given.shape[0] != self._records:
                 raise UnsupportedModel(
-                    f"{path} got {given.shape[0]} rows for {self._records} records: its first dimension is not the batch"
+                    f"{path} did not get one row for each record: its first dimension is not the batch"
                 )
             return self.watch(make(module, names, self.note(path, given)), output)
 

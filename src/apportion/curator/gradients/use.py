@@ -21,6 +21,8 @@ Mode = Literal["one-pass", "one-pass, channels last", "one-pass, copying inputs"
 """The engines. one-pass: all records together (`one_pass.py`); for images with channels last in memory, which is often faster; if need
 be with copies of what later layers overwrite.
 vmap, loop: the reference, every record with weights of its own (`reference.py`): slower, for any module."""
+FAINTEST = 1e-32
+"""A float32 has all its digits down to 1e-38; the rest is room for the sums that follow."""
 CHUNK_NUMBERS = 1 << 19
 """Numbers in one temporary: 2 MiB of float32 stay in the cache of one core."""
 
@@ -74,8 +76,12 @@ def weights_like(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def scaled(weights: Tensor, values: Tensor) -> Tensor:
-    """Row i of `values` times w_i."""
-    return values * weights_like(weights, values).reshape(-1, *[1] * (values.dim() - 1))
+    """Row i of `values` times w_i.
+
+    Products below `FAINTEST` are 0: they have lost digits, and what they are multiplied by next may bring them back enlarged.
+    """
+    product = values * weights_like(weights, values).reshape(-1, *[1] * (values.dim() - 1))
+    return torch.nn.functional.hardshrink(product, FAINTEST)
 
 
 def added(weights: Tensor, rows: Tensor) -> Tensor:
