@@ -245,11 +245,13 @@ def with_looser_clipping(gradients, releases):
 
 
 def with_nan(gradients, releases):
+    """Made finite after the sum instead of before it. (A sum that is not finite is not even added.)"""
     (release,) = releases
     records = held(gradients)
     squares = records.squared_norms()
     factors = (release.threshold / torch.stack(list(squares.values())).sum(0).sqrt()).clamp(max=1.0)
-    return records.weighted_sums(dict.fromkeys(squares, factors))
+    sums = records.weighted_sums(dict.fromkeys(squares, factors))
+    return {name: torch.nan_to_num(part, nan=release.threshold) for name, part in sums.items()}
 
 
 def with_each_parameter_clipped_alone(gradients, releases):

@@ -37,9 +37,9 @@ def test_a_private_gradient_is_not_free(engine):
 
 
 def test_a_limit_chooses_the_records(engine):
-    done = check("--memory-limit", "50MB", "--json")
+    done = check("--memory-limit", "8MB", "--json")
     found = json.loads(done.stdout.splitlines()[-1])["engine"]
-    assert found["memory"] <= 50e6 < found["memory"] + 9 * found["memory_per_record"]
+    assert found["memory"] <= 8e6 < found["memory"] + 9 * found["memory_per_record"]
     assert found["physical_batch"] % 8 == 0
 
 

@@ -44,8 +44,6 @@ BASE = 3 << 20
 """Buffers of the mathematical libraries and small objects."""
 ENOUGH = 32 << 20
 """Bytes of records after which live(b) is taken for a straight line: the kernels' workspaces have a few MiB and no more."""
-MOST_TRIED = 1024
-"""No physical batch is larger, whatever the limit."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +106,8 @@ def memory_model(model: nn.Module, mode: Mode, inputs: Any) -> MemoryModel:
     step = _Step(subject, mode, synthetic)
     step.peak(1)  # what is made once, tables for instance, is made now
     live = [(1, step.peak(1))]
-    while len(live) < 2 or (live[-1][1] < live[0][1] + ENOUGH and live[-1][0] < MOST_TRIED):
-        records = 4 * live[-1][0]
+    while len(live) < 2 or (live[-1][1] < live[0][1] + ENOUGH and live[-1][0] < LARGEST):
+        records = min(4 * live[-1][0], LARGEST)
         live.append((records, max(step.peak(records), live[-1][1])))
     own = [*subject.parameters(), *subject.buffers()]
     return MemoryModel(2 * sum(tensor.nbytes for tensor in own), tuple(live))
