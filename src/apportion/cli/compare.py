@@ -22,6 +22,7 @@ def compare(
     ] = None,
     data: options.Data = None,
     model: options.Model = None,
+    activation: options.Activation = None,
     recipe: Annotated[
         list[str] | None,
         typer.Option(help="Repeatable: names from `apportion recipes`.", show_default="non-private, abadi, default"),
@@ -73,6 +74,7 @@ def compare(
     values = options.given(
         data=data,
         model=model,
+        activation=activation,
         epsilon=epsilon,
         delta=delta,
         unit=unit,

@@ -17,6 +17,7 @@ from apportion.cli.compare import compare
 from apportion.cli.plan import plan
 from apportion.cli.recipes import recipes
 from apportion.cli.report import report
+from apportion.cli.search import search
 from apportion.cli.train import train
 from apportion.errors import ApportionError, InvalidArgument
 
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(compare)
 app.command()(plan)
+app.command()(search)
 app.command()(recipes)
 app.command()(account)
 app.command()(report)

@@ -87,7 +87,8 @@ def run_recipe(
     recipe, sampling = choice.recipe(), experiment.sampling()
     lr, optimizer = choice.lr or experiment.lr, choice.optimizer or experiment.optimizer
     torch.manual_seed(seed or 0)  # the initial weights are public; noise never comes from this generator
-    model = subject.build()
+    activation = choice.activation or experiment.activation
+    model = subject.build(activation)
     if recipe.model is not None:
         model = temper(model, **asdict(recipe.model))
     started = time.perf_counter()
@@ -95,6 +96,7 @@ def run_recipe(
         "recipe": choice.shown,
         "data": subject.data_name,
         "model": subject.model_name,
+        "activation": activation,
         "seed": seed,
         "population": sampling.population,
         "sample_rate": sampling.sample_rate,

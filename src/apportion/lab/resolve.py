@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is trained on what: data, and a way to build a fresh model."""
+    """What is trained on what: data, and a way to build a fresh model, `build()` or `build(activation)`."""
 
     data_name: str
     model_name: str
     train: Any
     test: Public | None
     population: int | None
-    build: Callable[[], nn.Module]
+    build: Callable[..., nn.Module]
 
 
 def resolve(data_name: str, model_name: str | None, data_dir: Path | None = None) -> Subject:
@@ -44,10 +45,10 @@ def resolve(data_name: str, model_name: str | None, data_dir: Path | None = None
                 "built-in models do not know the shape of your own data",
                 "Pass --model module:function",
             )
-        return Subject(data_name, model_name, train, test, None, lambda: _own_model(model_name))
+        return Subject(data_name, model_name, train, test, None, partial(_own_model, model_name))
     data: DataSet = data_room.load(data_name, data_dir)
     name = model_name or models.default_name(data)
-    build = (lambda: _own_model(name)) if _is_own(name) else (lambda: models.build(name, data))
+    build = partial(_own_model, name) if _is_own(name) else partial(models.build, name, data)
     return Subject(data_name, name, data.train, data.test, data.population, build)
 
 
@@ -95,9 +96,13 @@ def call_own(argument: str, name: str) -> Any:
         ) from error
 
 
-def _own_model(name: str) -> nn.Module:
+def _own_model(name: str, activation: str | None = None) -> nn.Module:
     from torch import nn
 
+    if activation is not None:
+        raise InvalidArgument(
+            "activation", activation, "your own function builds the model", "Choose the activation there"
+        )
     model = call_own("model", name)
     if not isinstance(model, nn.Module):
         raise InvalidArgument("model", name, f"it returned a {type(model).__name__}", "Return a torch.nn.Module")

@@ -31,6 +31,7 @@ class RecipeChoice(_Strict):
     update: dict[str, Any] = Field(default_factory=dict)
     lr: float | None = None
     optimizer: str | None = None
+    activation: str | None = None
 
     @property
     def shown(self) -> str:
@@ -50,6 +51,7 @@ class Experiment(_Strict):
     title: str = "Comparison"
     data: str
     model: str | None = None
+    activation: str | None = None
     recipe: tuple[RecipeChoice, ...] = Field(min_length=1)
     epsilon: float | None = None
     delta: float | None = None
