@@ -67,8 +67,8 @@ def test_records_without_a_dimension_are_not_taken_for_channels(books):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 2, 3))
     model[0].weight.requires_grad_(False)
-    whole = [(torch.randn(2, 4, 4), torch.randn(2, 2, 2)) for _ in range(2)]
-    flat = [(torch.randn(4, 4), torch.randn(2, 2, 2)) for _ in range(2)]
+    whole = [(torch.randn(2, 4, 4), 100 * torch.randn(2, 2, 2)) for _ in range(2)]
+    flat = [(torch.randn(4, 4), 100 * torch.randn(2, 2, 2)) for _ in range(2)]
     three = answer(model, Items([*whole, flat[0]]), books, mse_loss, micro_batch=2)
     four = answer(model, Items([*whole, *flat]), books, mse_loss, micro_batch=2)
     assert torch.linalg.vector_norm(four - three) <= 1.0 + 1e-4
