@@ -15,7 +15,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-demo: $(VENV)/installed  ## compare two private recipes with non-private training on digits, write runs/demo/report.html
+demo: $(VENV)/installed  ## compare eight private recipes with non-private training on digits, write runs/demo/report.html
 	$(BIN)/apportion compare demo --out runs/demo
 
 test: $(VENV)/installed  ## the core test suite
@@ -52,6 +52,11 @@ format: $(VENV)/installed  ## let ruff rewrite what it can
 
 bench: .venv-bench/installed  ## speed against the peers, in .venv-bench (minutes; use a quiet machine)
 	.venv-bench/bin/python benchmarks/accounting.py --json benchmarks/accounting.json
+	.venv-bench/bin/python benchmarks/engine.py
+	.venv-bench/bin/python benchmarks/memory.py
+	.venv-bench/bin/python benchmarks/memory.py --check
+	.venv-bench/bin/python benchmarks/data_path.py
+	.venv-bench/bin/python benchmarks/engine.py --write
 
 clean:  ## remove what the commands above made
 	rm -rf $(VENV) .venv-bench runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

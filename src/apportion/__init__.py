@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from apportion.curator.compatibility import check
     from apportion.curator.curator import Execution
     from apportion.curator.repair import fix
-    from apportion.strategies import clip, noise, recipes
+    from apportion.strategies import clip, noise, recipes, update
+    from apportion.strategies.citations import cite
     from apportion.training.private import make_private
     from apportion.training.recovery import Recovery
     from apportion.training.run import Run
+    from apportion.training.temper import TemperedSigmoid, temper
     from apportion.training.train import train
 
 __version__ = "0.1.0"
@@ -45,28 +47,36 @@ __all__ = [
     "Record",
     "Recovery",
     "Run",
+    "TemperedSigmoid",
     "UnsupportedModel",
     "WrongOrder",
     "check",
+    "cite",
     "clip",
     "fix",
     "make_private",
     "noise",
     "recipes",
+    "temper",
     "train",
+    "update",
 ]
 
 _LAZY = {
     "Execution": ("apportion.curator.curator", "Execution"),
     "Recovery": ("apportion.training.recovery", "Recovery"),
     "Run": ("apportion.training.run", "Run"),
+    "TemperedSigmoid": ("apportion.training.temper", "TemperedSigmoid"),
     "check": ("apportion.curator.compatibility", "check"),
+    "cite": ("apportion.strategies.citations", "cite"),
     "clip": ("apportion.strategies.clip", None),
     "fix": ("apportion.curator.repair", "fix"),
     "make_private": ("apportion.training.private", "make_private"),
     "noise": ("apportion.strategies.noise", None),
     "recipes": ("apportion.strategies.recipes", None),
+    "temper": ("apportion.training.temper", "temper"),
     "train": ("apportion.training.train", "train"),
+    "update": ("apportion.strategies.update", None),
 }
 
 

@@ -25,6 +25,7 @@ from apportion.errors import InvalidArgument
 if TYPE_CHECKING:
     from torch import Tensor
 
+_FRAME_RANGE = (1e-30, 1e30)
 FLOAT32_HEADROOM = 1e-4
 """How far rounding may push a clipped record beyond its threshold, relatively. Tests measure the real excess (about 1e-6)."""
 
@@ -50,6 +51,53 @@ class Event:
         return other.sample_rate <= self.sample_rate and other.noise_multiplier >= self.noise_multiplier
 
 
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """Coordinates in which a gradient is clipped: g becomes (g − m)/b, and the noisy answer w̃ becomes b·w̃ + m again.
+
+    Args:
+        centre: m, by parameter. Public: chosen from released values or declared.
+        scale: b > 0, by parameter.
+    """
+
+    centre: Mapping[str, Tensor]
+    scale: Mapping[str, Tensor]
+
+    def standardised(self, name: str, gradient: Tensor) -> Tensor:
+        """(g − m)/b, for gradients in rows or alone."""
+        return (gradient - self.centre[name]) / self.scale[name]
+
+    def restored(self, name: str, value: Tensor) -> Tensor:
+        """b·w̃ + m."""
+        return self.scale[name] * value + self.centre[name]
+
+    def require_usable(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse a frame that a record could make visible: 0·∞ in an empty place is NaN, and an empty batch has no such place."""
+        for name, shape in shapes.items():
+            centre, scale = self.centre[name], self.scale[name]
+            usable = bool((centre.abs() < _FRAME_RANGE[1]).all() and (scale > _FRAME_RANGE[0]).all())
+            if not (
+                usable
+                and bool((scale < _FRAME_RANGE[1]).all())
+                and tuple(centre.shape) == tuple(scale.shape) == tuple(shape)
+            ):
+                raise InvalidArgument(
+                    "frame",
+                    name,
+                    f"centre and scale must have the parameter's shape {tuple(shape)}, be finite and in the range of float32, and the "
+                    "scale positive",
+                    "Bound the scale from below, as AdaClip does with its floor",
+                )
+
+    def __eq__(self, other: object) -> bool:
+        def same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
+            return one.keys() == two.keys() and all(bool((one[name] == two[name]).all()) for name in one)
+
+        return isinstance(other, Frame) and same(self.centre, other.centre) and same(self.scale, other.scale)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclass(frozen=True)
 class ClippedSum:
     """Release Σ_i g_i·min(1, C/‖g_i‖) over a group of parameters, where g_i is record i's gradient on that group.
@@ -59,6 +107,8 @@ class ClippedSum:
         parameters: names of the parameters in the group; `None` means all that are trained.
         share: w, the part of the request's budget z⁻² that this release uses.
         headroom: h, the declared rounding error of clipping; it enlarges the noise, so that the stated z holds.
+        stabiliser: γ ≥ C/10⁶; records then contribute g_i·C/(‖g_i‖ + γ) instead, which is shorter than C for every g_i.
+        frame: coordinates in which gradients are clipped and noised, for exactly these parameters; their own if it is not given.
 
     Guarantee: adding or removing one record changes the sum by at most `sensitivity` in L2 norm.
     """
@@ -67,6 +117,8 @@ class ClippedSum:
     parameters: tuple[str, ...] | None = None
     share: float = 1.0
     headroom: float = FLOAT32_HEADROOM
+    stabiliser: float | None = None
+    frame: Frame | None = None
 
     def __post_init__(self) -> None:
         validate.store(
@@ -74,23 +126,112 @@ class ClippedSum:
             threshold=validate.positive(
                 "threshold", self.threshold, "it bounds what one record can do", "Try threshold=1.0"
             ),
-            share=validate.probability(
-                "share", self.share, "it is a part of the request's budget", "Shares add up to 1"
-            ),
+            share=_share(self.share),
             headroom=validate.non_negative("headroom", self.headroom, "it is a relative rounding error", "Try 1e-4"),
         )
-        names = self.parameters
-        if names is not None and not (isinstance(names, tuple) and names and all(isinstance(n, str) for n in names)):
+        if self.stabiliser is not None:
+            reason, fix = "it keeps the quotient finite for a gradient of zero", "Try stabiliser=0.01"
+            validate.store(self, stabiliser=validate.positive("stabiliser", self.stabiliser, reason, fix))
+            if self.stabiliser < 1e-6 * self.threshold:
+                reason = (
+                    f"beside threshold={self.threshold:g} it is too small to keep quotients in the range of float32"
+                )
+                raise InvalidArgument("stabiliser", self.stabiliser, reason, fix)
+        _check_names(self.parameters)
+        framed = set() if self.frame is None else {*self.frame.scale, *self.frame.centre}
+        if self.frame is not None and not framed == set(self.parameters or ()) == set(self.frame.scale):
             raise InvalidArgument(
-                "parameters",
-                validate.shown(names),
-                "it is not a tuple of names",
-                "Name parameters of the model, or pass None for all",
+                "frame",
+                sorted(framed),
+                "it must have a centre and a scale for the parameters of the release",
+                "Name them all",
             )
 
     @property
     def sensitivity(self) -> float:
         return self.threshold * (1 + self.headroom)
+
+
+@dataclass(frozen=True)
+class UnclippedCount:
+    """Release Σ_i (b_i − ½) over the gradients of a group: how many are not clipped, less half of all.
+
+    b_i is 1 for norms below 0.95·C, 0 for norms above 1.05·C, and falls evenly in between. A step at C would let the last bit of a norm,
+    which depends on the other records of a micro-batch, move the count by 1; here it moves it by 10⁻⁶.
+
+    A record that contributes nothing (not finite, unreadable) counts 0, not −½ or ½. Without the ½ one record would move the count
+    by 1 instead of ½.
+
+    Args:
+        threshold: C.
+        parameters, share: as of `ClippedSum`.
+
+    Guarantee: adding or removing one record changes the count by at most ½.
+    """
+
+    threshold: float
+    parameters: tuple[str, ...] | None = None
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        reason = "norms are compared with it"
+        validate.store(
+            self,
+            threshold=validate.positive("threshold", self.threshold, reason, "Try threshold=1.0"),
+            share=_share(self.share),
+        )
+        _check_names(self.parameters)
+
+    @property
+    def sensitivity(self) -> float:
+        return 0.5
+
+
+@dataclass(frozen=True)
+class NormSum:
+    """Release Σ_i min(‖g_i‖, c) over the gradients of a group.
+
+    Args:
+        bound: c.
+        parameters, share: as of `ClippedSum`.
+
+    Guarantee: adding or removing one record changes the sum by at most c.
+    """
+
+    bound: float
+    parameters: tuple[str, ...] | None = None
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        reason = "it bounds what one record can add"
+        validate.store(
+            self, bound=validate.positive("bound", self.bound, reason, "Try bound=1.0"), share=_share(self.share)
+        )
+        _check_names(self.parameters)
+
+    @property
+    def sensitivity(self) -> float:
+        return self.bound
+
+
+Statistic = UnclippedCount | NormSum
+"""One number about the norms of a batch."""
+
+Release = ClippedSum | Statistic
+
+
+def _share(value: float) -> float:
+    return validate.probability("share", value, "it is a part of the request's budget", "Shares add up to 1")
+
+
+def _check_names(names: object) -> None:
+    if names is not None and not (isinstance(names, tuple) and names and all(isinstance(n, str) for n in names)):
+        raise InvalidArgument(
+            "parameters",
+            validate.shown(names),
+            "it is not a tuple of names",
+            "Name parameters of the model, or pass None for all",
+        )
 
 
 @dataclass(frozen=True)
@@ -102,13 +243,13 @@ class Request:
         noise_multiplier: z, the multiplier of all releases of this batch together (see the module's text).
         expected_batch_size: q·population, the public constant by which the noisy sum is divided. Never the realised size,
             which is private.
-        releases: the clipped sums. Their parameter groups are disjoint and their shares add up to 1.
+        releases: clipped sums, whose parameter groups are disjoint, and statistics of the same batch. All shares add up to 1.
     """
 
     sample_rate: float
     noise_multiplier: float
     expected_batch_size: float
-    releases: tuple[ClippedSum, ...]
+    releases: tuple[Release, ...]
 
     def __post_init__(self) -> None:
         event = Event(self.sample_rate, self.noise_multiplier)  # validates them
@@ -124,19 +265,19 @@ class Request:
             noise_multiplier=event.noise_multiplier,
             expected_batch_size=size,
         )
-        if not isinstance(self.releases, tuple) or not all(isinstance(one, ClippedSum) for one in self.releases):
+        if not isinstance(self.releases, tuple) or not all(isinstance(one, Release) for one in self.releases):
             raise InvalidArgument(
-                "releases", validate.shown(self.releases), "it is not a tuple of ClippedSum", "Pass (ClippedSum(1.0),)"
+                "releases", validate.shown(self.releases), "it is not a tuple of releases", "Pass (ClippedSum(1.0),)"
             )
         total = math.fsum(release.share for release in self.releases)
-        if not self.releases or not math.isclose(total, 1.0, rel_tol=1e-9):
+        if not self.sums or not math.isclose(total, 1.0, rel_tol=1e-9):
             raise InvalidArgument(
                 "releases",
                 [release.share for release in self.releases],
                 "the shares of one batch must add up to 1, or the stated multiplier would not be the executed one",
                 "Divide each share by their sum",
             )
-        named = [name for release in self.releases for name in release.parameters or ("*",)]
+        named = [name for release in self.sums for name in release.parameters or ("*",)]
         if len(set(named)) != len(named) or ("*" in named and len(named) > 1):
             raise InvalidArgument(
                 "releases",
@@ -145,11 +286,21 @@ class Request:
                 "Use disjoint groups",
             )
 
+    @property
+    def sums(self) -> tuple[ClippedSum, ...]:
+        """The releases that make the gradient."""
+        return tuple(release for release in self.releases if isinstance(release, ClippedSum))
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        """The releases that are one number each."""
+        return tuple(release for release in self.releases if isinstance(release, Statistic))
+
     def event(self) -> Event:
         """The price of this request. The only source of what is charged."""
         return Event(sample_rate=self.sample_rate, noise_multiplier=self.noise_multiplier)
 
-    def standard_deviation(self, release: ClippedSum) -> float:
+    def standard_deviation(self, release: Release) -> float:
         """s = z·Δ/√w: the noise on every coordinate of the *sum* that `release` asks for."""
         return self.noise_multiplier * release.sensitivity / math.sqrt(release.share)
 
@@ -160,11 +311,13 @@ class Released:
 
     Args:
         request: what was asked (public).
-        gradient: for each trained parameter, (clipped sum + noise) / expected batch size.
+        gradient: for each trained parameter, (clipped sum + noise) / expected batch size, in its own coordinates.
+        statistics: for each of `request.statistics`, (sum + noise) / expected batch size.
     """
 
     request: Request
     gradient: Mapping[str, Tensor]
+    statistics: tuple[float, ...] = ()
 
     def __repr__(self) -> str:  # a gradient of a million numbers is no help in a traceback
         names: Any = list(self.gradient)

@@ -25,14 +25,14 @@ def data():
 class Grouped:
     def init(self, context): return None
     def propose(self, state, context):
-        return tuple(ClippedSum(0.1, (name,), 0.5) for name in context.parameter_sizes)
+        return tuple(ClippedSum(0.1, (name,), 0.5) for name in context.parameter_shapes)
     def observe(self, state, released): return None
 
 class Leaky(Grouped):
     def propose(self, state, context):
         import sys
         frame = sys._getframe()
-        while frame and "session" not in frame.f_locals:
+        while frame and not hasattr(frame.f_locals.get("session"), "curator"):
             frame = frame.f_back
         size = len(frame.f_locals["session"].curator._records) if frame else 1
         return (ClippedSum(0.1 * size),)

@@ -18,7 +18,8 @@ from apportion.curator.curator import Execution
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.request import ClippedSum
-from apportion.strategies.recipes import RECIPES, named
+from apportion.strategies.recipes import READY, named
+from apportion.strategies.roles import resolve_roles
 from apportion.training.loop import take_steps
 from apportion.training.optimizers import build_optimizer
 from apportion.training.sampling import Sampling
@@ -29,9 +30,27 @@ STEPS = 4
 CLIPS = {
     "fixed": ap.clip.Fixed(0.1),
     "decay": ap.clip.Decay(start=0.5),
+    "linear decay": ap.clip.LinearDecay(start=0.5),
     "sensitivity decay": ap.clip.SensitivityDecay(start=0.5),
+    "sequence": ap.clip.Sequence((0.5, 0.2)),
+    "quantile": ap.clip.Quantile(share=0.1, groups="layer"),
+    "norms": ap.clip.NormBased(groups="layer"),
+    "adaclip": ap.clip.AdaClip(),
+    "automatic": ap.clip.Automatic(),
 }
-NOISES = {"constant": ap.noise.Constant(), "growing": ap.noise.GrowingMu()}
+NOISES = {
+    "constant": ap.noise.Constant(),
+    "growing": ap.noise.GrowingMu(),
+    "time": ap.noise.TimeDecay(),
+    "exponential": ap.noise.ExponentialDecay(),
+    "step": ap.noise.StepDecay(),
+    "polynomial": ap.noise.PolynomialDecay(),
+    "geometric": ap.noise.GeometricDecay(),
+    "linear": ap.noise.LinearDecay(),
+    "influence": ap.noise.InfluenceWeighted(),
+    "privacy-utility": ap.noise.PrivacyUtility(),
+}
+OWNS_BOTH = ap.clip.FixedDeviation(start=0.5, ramp_steps=3)
 
 
 def a_session(model, records, clip, noise=None, *, mode="vmap", micro_batch=7, closed=True):
@@ -57,7 +76,7 @@ def a_session(model, records, clip, noise=None, *, mode="vmap", micro_batch=7, c
 
 
 @pytest.mark.parametrize("mode", ["vmap", "loop"])
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if named(name).private])
+@pytest.mark.parametrize("recipe", [name for name in READY if named(name).private])
 def test_every_recipe_runs_without_raw_values(model, records, recipe, mode):
     """And gives the same weights as with an ordinary curator: the seals change nothing but who may look."""
     chosen, other = named(recipe), copy.deepcopy(model)
@@ -78,9 +97,16 @@ def test_every_strategy_runs_without_raw_values(model, records, clip, noise):
     assert session.step == STEPS
 
 
+def test_a_strategy_of_both_roles_runs_without_raw_values(model, records):
+    clip, noise = resolve_roles(OWNS_BOTH, None)
+    session = a_session(model, records, clip, noise)
+    take_steps(session, LOSS)
+    assert session.step == STEPS
+
+
 def test_every_built_in_strategy_is_here():
     built_in = {getattr(ap.clip, name) for name in ap.clip.__all__} - {ap.clip.Clip}
-    assert built_in == {type(strategy) for strategy in CLIPS.values()}
+    assert built_in == {type(strategy) for strategy in (*CLIPS.values(), OWNS_BOTH)}
     built_in = {getattr(ap.noise, name) for name in ap.noise.__all__} - {ap.noise.NoiseSchedule}
     assert built_in == {type(strategy) for strategy in NOISES.values()}
 
@@ -119,6 +145,7 @@ def records_in_frames():
 def an_open_draw():
     session = caller("session")
     draw = session.curator.open(session.next_request())
+    draw.add(gradients_by_name())
     return draw._sums.values()
 
 
@@ -127,12 +154,15 @@ def micro_batches_of_a_draw():
     return next(session.curator.open(session.next_request()).micro_batches())
 
 
-def gradients():
+def gradients_by_name():
     engine, (inputs, targets) = caller("session").engine, caller("records_of_the_test")
     with inside():
         engine.record_losses(LOSS, engine.forward(seal(inputs)), seal(targets)).sum().backward()
-        rows = engine.rows()
-    return rows.values()
+        return engine.rows()
+
+
+def gradients():
+    return gradients_by_name().values()
 
 
 def outputs():

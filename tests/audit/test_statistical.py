@@ -22,6 +22,8 @@ from apportion.audit.statistical import ABOVE, BELOW, audit
 from apportion.cli import audit_run
 from apportion.cli.main import main
 from apportion.curator import curator, mechanisms
+from apportion.curator.clipping import held
+from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.reference import ReferenceGradients, trained_parameters
 from apportion.curator.randomness import Randomness
 from apportion.errors import ApportionError, InvalidArgument
@@ -55,7 +57,7 @@ class PerLayer:
         return None
 
     def propose(self, state, context):
-        names = sorted(context.parameter_sizes, reverse=True)
+        names = sorted(context.parameter_shapes, reverse=True)
         return tuple(ClippedSum(1.0 + index, (name,), 1 / len(names)) for index, name in enumerate(names))
 
     def observe(self, state, released):
@@ -78,10 +80,12 @@ def noise_times(factor):
 def one_layer_unclipped(monkeypatch):
     real = curator.clipped_sums
 
-    def sums(rows, releases):
-        result, name = real(rows, releases), list(rows)[-2]
-        result[name] = rows[name].to(torch.float64).sum(0)
-        return result
+    def sums(gradients, releases):
+        records = held(gradients)
+        norms = records.squared_norms()
+        name = list(norms)[-2]
+        ones = {key: torch.ones_like(norm) for key, norm in norms.items()}
+        return {**real(records, releases), name: records.weighted_sums(ones)[name]}
 
     monkeypatch.setattr(curator, "clipped_sums", sums)
 
@@ -91,7 +95,9 @@ def clipped_at_twice_the_threshold(monkeypatch):
     monkeypatch.setattr(
         curator,
         "clipped_sums",
-        lambda rows, releases: real(rows, [replace(release, threshold=2 * release.threshold) for release in releases]),
+        lambda gradients, releases: real(
+            gradients, [replace(release, threshold=2 * release.threshold) for release in releases]
+        ),
     )
 
 
@@ -223,7 +229,7 @@ def test_every_group_has_a_coordinate_and_small_groups_run_out():
 def gradients_of(engine, loss_fn, records):
     inputs, targets = records.batch(np.arange(len(records)))
     engine.record_losses(loss_fn, engine.forward(inputs), targets).sum().backward()
-    return torch.cat([rows.flatten(1) for rows in engine.rows().values()], dim=1)
+    return torch.cat([rows.flatten(1) for rows in engine.gradients().values()], dim=1)
 
 
 def test_records_of_the_network_have_the_canary_gradient():
@@ -249,7 +255,9 @@ def test_records_of_an_own_model_have_the_gradient_of_the_canary_they_carry(mode
                 expected[row, place] = 5.0
     assert expected.count_nonzero() == 5  # canary 999 has no coordinate left in the smaller group
     records = CanaryGradients.records(numbers, (torch.zeros(30), torch.tensor(0)))
-    assert torch.equal(gradients_of(CanaryGradients(model, mode, places, 5.0), cross_entropy, records), expected)
+    assert torch.equal(
+        gradients_of(CanaryGradients(build_engine(model, mode), places, 5.0), cross_entropy, records), expected
+    )
 
 
 def _sizes(model):

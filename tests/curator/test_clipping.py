@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apportion.curator.clipping import clipped_sums, record_norms
+from apportion.curator.clipping import clipped_sums
 from apportion.request import FLOAT32_HEADROOM, ClippedSum
 
 GROUPINGS = {
@@ -84,5 +84,9 @@ def test_zero_gradients_and_an_empty_batch_sum_to_zero():
 
 def test_norms_are_over_all_parameters_of_the_group():
     rows = rows_of([[3.0, 0, 0, 0, 0, 4.0]])
-    assert record_norms(rows, ("a", "b", "c")).item() == pytest.approx(5.0)
-    assert record_norms(rows, ("a", "b")).item() == pytest.approx(3.0)
+    together = clipped_sums(rows, (ClippedSum(1.0),))
+    assert flat(together).norm().item() == pytest.approx(1.0)
+    assert together["a"][0].item() == pytest.approx(3 / 5)
+    apart = clipped_sums(rows, (ClippedSum(1.0, ("a", "b"), 0.5), ClippedSum(2.0, ("c",), 0.5)))
+    assert apart["a"][0].item() == pytest.approx(1.0)
+    assert apart["c"].norm().item() == pytest.approx(2.0)

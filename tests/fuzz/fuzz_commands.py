@@ -54,6 +54,11 @@ VALID = {
         "--html",
         "new.html",
     ),
+    "search": (
+        *("--data", "digits", "--model", "linear", "--noise-multiplier", "2", "--batch-size", "64"),
+        *("--method", "fast", "--epochs", "1", "--runs", "1", "--processes", "1", "--out", "new.json"),
+    ),
+    "recipes": ("du-dynamic", "--set", "noise.ratio=3", "--html", "new.html"),
     "account": ("schedule.csv", "--delta", "1e-5"),
     "report": ("results.json", "--out", "new.html"),
     "check": ("--model", "linear", "--data", "digits"),

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 import apportion as ap
 from apportion.curator import mechanisms
 from apportion.curator.curator import Curator, Execution
-from apportion.curator.gradients.reference import ReferenceGradients
+from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.request import ClippedSum, Request
@@ -74,7 +74,11 @@ MODELS = {
     "frozen": (Frozen, lambda: torch.randn(SIZE, 5)),
     "recurrent": (Recurrent, lambda: torch.randn(SIZE, 4, 3)),
 }
-CASES = [(name, mode) for name in MODELS for mode in (("loop",) if name == "recurrent" else ("vmap", "loop"))]
+CASES = [
+    (name, mode)
+    for name in MODELS
+    for mode in (("one-pass", "loop") if name == "recurrent" else ("one-pass", "vmap", "loop"))
+]
 
 
 def build(name):
@@ -135,9 +139,7 @@ def test_the_curator_releases_the_clipped_sum_over_the_declared_size(silent, boo
     expected, clipped = expected_sum(record_gradients(model, data), groups)
     assert bool(clipped) == (grouping != "unclipped"), "the case would not notice missing clipping"
     releases = tuple(ClippedSum(threshold, tuple(names), 1 / len(groups)) for names, threshold in groups)
-    held = Curator(
-        as_records(data), ReferenceGradients(model, mode), books, Randomness.seeded(0), Execution(micro_batch=5)
-    )
+    held = Curator(as_records(data), build_engine(model, mode), books, Randomness.seeded(0), Execution(micro_batch=5))
     released = held.answer(Request(1.0, 1.0, DECLARED, releases), cross_entropy).gradient
     assert released.keys() == expected.keys()
     for key, value in released.items():
@@ -187,18 +189,24 @@ def test_a_whole_run_is_clipped_gradient_descent(silent, budget, name, tier):
         assert value.grad is None, "a gradient stays behind where a program can read it"
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e-3, 1e3, 1e15, 1e25])
-def test_a_record_of_any_finite_size_is_clipped_and_not_dropped(silent, books, size):
-    """float32 squares overflow at 1e19: such a record must still count with norm C."""
+SIZES = [(1e-30, 1.0), (1e-3, 1.0), (1e3, 1.0), (1e15, 1.0), (1e15, 1e15)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "size", "slope"),
+    [("one-pass", *sizes) for sizes in SIZES] + [("vmap", *sizes) for sizes in [*SIZES, (1e25, 1.0)]],
+)
+def test_a_record_of_any_finite_size_is_clipped_and_not_dropped(silent, books, mode, size, slope):
+    """float32 squares overflow at 1e19: such a gradient, here input times slope, must still count with norm C."""
     model = nn.Linear(4, 1, bias=False)
     data = (torch.tensor([[3.0, 0.0, 4.0, 0.0]]) * size / 5, torch.zeros(1))
-    held = Curator(as_records(data), ReferenceGradients(model, "vmap"), books, Randomness.seeded(0))
-    released = held.answer(Request(1.0, 1.0, 1.0, (ClippedSum(0.5),)), lambda output, _: output.sum())
-    expected = torch.tensor([[0.6, 0.0, 0.8, 0.0]]).double() * min(size, 0.5)
+    held = Curator(as_records(data), build_engine(model, mode), books, Randomness.seeded(0))
+    released = held.answer(Request(1.0, 1.0, 1.0, (ClippedSum(0.5),)), lambda output, _: slope * output.sum())
+    expected = torch.tensor([[0.6, 0.0, 0.8, 0.0]]).double() * min(size * slope, 0.5)
     torch.testing.assert_close(released.gradient["weight"].double(), expected, rtol=1e-5, atol=0.0)
 
 
-@pytest.mark.parametrize("mode", ["vmap", "loop"])
+@pytest.mark.parametrize("mode", ["one-pass", "vmap", "loop"])
 @pytest.mark.parametrize("grouping", ["flat", "per parameter"])
 def test_a_broken_record_is_as_if_it_were_not_there(silent, books, mode, grouping):
     """Not a number in one layer only, infinite, and huge: every group of that record is zero or clipped, the others untouched."""
@@ -208,7 +216,7 @@ def test_a_broken_record_is_as_if_it_were_not_there(silent, books, mode, groupin
     releases = tuple(ClippedSum(threshold, tuple(group), 1 / len(groups)) for group, threshold in groups)
 
     def released(x, y):
-        held = Curator(as_records((x, y)), ReferenceGradients(model, mode), books, Randomness.seeded(0), Execution(5))
+        held = Curator(as_records((x, y)), build_engine(model, mode), books, Randomness.seeded(0), Execution(5))
         return held.answer(Request(1.0, 1.0, DECLARED, releases), cross_entropy).gradient
 
     without = released(inputs[1:], targets[1:])
@@ -219,7 +227,22 @@ def test_a_broken_record_is_as_if_it_were_not_there(silent, books, mode, groupin
             torch.testing.assert_close(value, without[name], rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("mode", ["vmap", "loop"])
+@pytest.mark.parametrize("mode", ["one-pass", "vmap", "loop"])
+def test_weights_that_were_written_behind_autograd_count_from_the_next_answer(silent, books, mode):
+    """`.data` leaves no trace that an engine could look for: every request takes over the weights as they are."""
+    model, data = build("deep")
+    names = [name for name, _ in model.named_parameters()]
+    held = Curator(as_records(data), build_engine(model, mode), books, Randomness.seeded(0), Execution(micro_batch=5))
+    request = Request(1.0, 1.0, DECLARED, (ClippedSum(0.4),))
+    for _ in range(3):
+        expected, _ = expected_sum(record_gradients(model, data), [(names, 0.4)])
+        for key, value in held.answer(request, cross_entropy).gradient.items():
+            torch.testing.assert_close(value, expected[key] / DECLARED, rtol=1e-9, atol=1e-12)
+        for parameter in model.parameters():
+            parameter.data.mul_(0.7)
+
+
+@pytest.mark.parametrize("mode", ["one-pass", "vmap", "loop"])
 def test_the_forward_pass_leaves_no_trace_in_the_model(silent, books, mode):
     class Counting(nn.Module):
         def __init__(self):
@@ -233,7 +256,7 @@ def test_the_forward_pass_leaves_no_trace_in_the_model(silent, books, mode):
 
     torch.manual_seed(0)
     model, data = Counting().double(), (torch.randn(SIZE, 5).double(), torch.randint(0, 3, (SIZE,)))
-    held = Curator(as_records(data), ReferenceGradients(model, mode), books, Randomness.seeded(0), Execution(5))
+    held = Curator(as_records(data), build_engine(model, mode), books, Randomness.seeded(0), Execution(5))
     held.answer(Request(1.0, 1.0, DECLARED, (ClippedSum(1.0),)), cross_entropy)
     assert model.seen.item() == 0
     assert not model.seen.requires_grad

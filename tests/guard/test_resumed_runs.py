@@ -29,7 +29,7 @@ class Power(Exception):
     """The power fails."""
 
 
-def start(folder, model, data, *, mode="fresh", spare=2, crash_after=None, resume=False, lr=0.5):
+def start(folder, model, data, *, mode="fresh", spare=2, crash_after=None, resume=False, lr=0.5, clip=None):
     """Run until the crash, keeping every checkpoint. Returns what was released and the run, or None."""
     released, applied, snapshot = [], [], folder.with_name(folder.name + ".crashed")
 
@@ -59,6 +59,7 @@ def start(folder, model, data, *, mode="fresh", spare=2, crash_after=None, resum
         "recovery": Recovery(mode=mode, spare=spare, every=1),
         "out": folder,
         "resume": resume,
+        "clip": clip,
     }
     try:
         return released, ap.train(model, cross_entropy, data, **options)
@@ -143,6 +144,25 @@ def test_exact_recovery_never_uses_a_stream_for_another_question(fresh_model, re
     assert all(float((a - b).norm()) > noise / 2 for a in one for b in other)
     tokens = charged_tokens(tmp_path / "other")
     assert len(set(tokens)) == len(tokens)
+
+
+@pytest.mark.parametrize(
+    "clip", [ap.clip.Fixed(0.01), ap.clip.NormBased(0.01, headroom=1000.0)], ids=["gradient", "norms"]
+)
+def test_a_statistic_is_part_of_the_answer_that_is_repeated(records, tmp_path, clip):
+    """The crash comes after the first answer, then every record is doubled. Weights of zero and a small threshold make the clipped
+    gradient the same to the last bit, so it may come again; a sum of norms under the same noise would tell what was changed."""
+    model, folder = torch.nn.Linear(4, 2, bias=False), tmp_path / "run"
+    torch.nn.init.zeros_(model.weight)
+    lost, _ = start(folder, copy.deepcopy(model), records, mode="exact", crash_after=0, clip=clip)
+    doubled = (2 * records[0], records[1])
+    again, _ = start(folder, model, doubled, mode="exact", resume=True, clip=clip)
+    assert lost == []  # it was noted, and the power failed before it was applied
+    if isinstance(clip, ap.clip.Fixed):
+        assert charged_tokens(folder) == [1, 2, 3, 4, 5, 6], "the same answer is not paid twice"
+    else:
+        assert charged_tokens(folder) == [1, STEPS + 1, 2, 3, 4, 5, 6], "another answer is drawn and paid anew"
+    assert len(again) == STEPS
 
 
 def test_a_run_goes_on_only_with_its_own_ledger(fresh_model, records, tmp_path):

@@ -90,7 +90,9 @@ def test_two_settings_of_one_recipe_have_labels(tmp_path):
 def test_the_packaged_demo_is_a_valid_experiment():
     demo = experiment(read_file(find("demo")))
     demo.check()
-    assert [choice.name for choice in demo.recipe] == ["non-private", "abadi", "lin-decay"]
+    assert [choice.name for choice in demo.recipe] == [
+        *("non-private", "abadi", "default", "lin-decay", "andrew", "auto-s", "du-dynamic", "yu-noise-time", "hong"),
+    ]
     assert (demo.epsilon, demo.delta) == (3.0, 1e-5)
 
 

@@ -99,7 +99,7 @@ class Outcome:
 
 
 def all_mutants() -> list[Mutant]:
-    return [Mutant.read(path) for path in sorted(HERE.glob("*.patch"))]
+    return [Mutant.read(path) for path in sorted(HERE.glob("*.patch"), key=lambda path: int(path.stem.split("-")[0]))]
 
 
 def apply(patch: Path, root: Path, *, check: bool = False) -> str:

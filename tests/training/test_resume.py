@@ -101,7 +101,7 @@ def test_the_state_comes_back_bit_for_bit(tmp_path, dies, monkeypatch):
 
     monkeypatch.setattr("apportion.training.train.take_steps", look)
     train(tmp_path / "run", "fresh", True, STEPS, 5, Sudden())
-    moving = {key: saved[key] for key in ("step", "model", "optimizer", "scheduler", "clip")}
+    moving = {key: saved[key] for key in ("step", "model", "optimizer", "scheduler", "clip", "update")}
     assert pack(moving) == pack(seen)
     assert saved["optimizer"]["state"][0]["momentum_buffer"].abs().sum() > 0
     assert saved["scheduler"]["last_epoch"] == 6
@@ -334,7 +334,17 @@ def test_a_checkpoint_holds_no_code_and_no_random_state(tmp_path, dies):
     assert key not in content
     assert key.hex().encode() not in content
     state = unpack(content.split(b"\n", 2)[2])
-    assert set(state) == {"configuration", "step", "model", "optimizer", "scheduler", "clip", "history", "account"}
+    assert set(state) == {
+        "configuration",
+        "step",
+        "model",
+        "optimizer",
+        "scheduler",
+        "clip",
+        "update",
+        "history",
+        "account",
+    }
     with pytest.raises(ap.InvalidArgument, match="holds data and no code"):
         pack({"state": [print]})
 

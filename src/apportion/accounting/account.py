@@ -57,6 +57,11 @@ class Account:
         self._running: dict[float, tuple[RunningPrice, int]] = {}
         self.run = None if identifier is None else ledger.find(identifier)
         if self.run is None:
+            price = accountant.epsilon(count_events(self._tokens), budget.delta)
+            if price > budget.epsilon * (1 + 1e-9):  # whoever made the plan should have seen it
+                raise BudgetExhausted(
+                    f"the declared steps cost ε = {price:.6g}, more than the budget of {budget.epsilon:g}"
+                )
             self._cost = ledger.price(count_events(self._tokens), budget)
             ledger.require_room(self._cost)
         else:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Protocol
 
 from apportion import validate
@@ -62,18 +63,7 @@ class PrivacyLossAccountant:
             group: m, for the guarantee of m records that are added or removed together.
         """
         _check(delta, group)
-        counts = merge_unsampled(events)
-        if group > 1:  # for groups interpolation is not proved, rounding down is always safe
-            counts = bucket_multipliers(counts, most=min(EXACT, 256 // group))
-        if not counts:
-            return 0.0
-        if mu := unsampled_mu(counts):
-            return gaussian_epsilon(group * mu, delta)
-        if total_variation(counts, group) <= delta:
-            return 0.0
-        if _is_absurd(counts, group):
-            return math.inf
-        return self.curve(counts, delta, group=group).epsilon(delta)
+        return _epsilon(tuple(usable(events).items()), delta, group)
 
     def delta(self, events: Mapping[Event, int], epsilon: float, *, group: int = 1) -> float:
         """δ(ε) of the composition; resolved down to about 1e-12."""
@@ -180,6 +170,23 @@ def unsampled_mu(counts: Mapping[Event, int]) -> float | None:
     """μ if a single Gaussian on all records is everything that there is."""
     (event, *others) = counts
     return 1 / event.noise_multiplier if not others and event.sample_rate == 1 and counts[event] == 1 else None
+
+
+@lru_cache(maxsize=256)
+def _epsilon(events: tuple[tuple[Event, int], ...], delta: float, group: int) -> float:
+    """A run asks for the same prices again and again: while it is planned, admitted, reported, resumed, audited."""
+    counts = merge_unsampled(dict(events))
+    if group > 1:  # for groups interpolation is not proved, rounding down is always safe
+        counts = bucket_multipliers(counts, most=min(EXACT, 256 // group))
+    if not counts:
+        return 0.0
+    if mu := unsampled_mu(counts):
+        return gaussian_epsilon(group * mu, delta)
+    if total_variation(counts, group) <= delta:
+        return 0.0
+    if _is_absurd(counts, group):
+        return math.inf
+    return PrivacyLossAccountant().curve(counts, delta, group=group).epsilon(delta)
 
 
 def total_variation(counts: Mapping[Event, int], group: int = 1) -> float:

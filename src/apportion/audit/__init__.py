@@ -1,8 +1,18 @@
 """Finds privacy bugs: in the library, in a model, in a strategy. Everything here tries to disprove a guarantee."""
 
+from apportion.audit.check_strategy import StrategyReport, check_strategy
 from apportion.audit.replay import replay
 from apportion.audit.report import Finding, ReplayReport
 from apportion.audit.statistical import AuditResult, audit
 from apportion.errors import PrivacyViolation
 
-__all__ = ["AuditResult", "Finding", "PrivacyViolation", "ReplayReport", "audit", "replay"]
+__all__ = [
+    "AuditResult",
+    "Finding",
+    "PrivacyViolation",
+    "ReplayReport",
+    "StrategyReport",
+    "audit",
+    "check_strategy",
+    "replay",
+]

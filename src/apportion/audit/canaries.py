@@ -23,7 +23,9 @@ from torch import Tensor, nn
 
 from apportion import validate
 from apportion.curator.clipping import group_names
-from apportion.curator.gradients.reference import Mode, ReferenceGradients, trained_parameters
+from apportion.curator.gradients.engine import Engine
+from apportion.curator.gradients.losses import LossFunction
+from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.records import Batch, Records
 from apportion.curator.tree import map_tensors
 from apportion.errors import ApportionError, InvalidArgument
@@ -91,7 +93,7 @@ def log_likelihood_ratios(
             "a released gradient is not finite: no record may cause that, so clipping or noise is broken"
         )
     evidence = np.zeros(len(coordinates))
-    group_of = {name: release for release in request.releases for name in group_names(release, names)}
+    group_of = {name: release for release in request.sums for name in group_names(release, names)}
     sizes = [len(part) for part in flat.values()]
     contribution = np.repeat([min(amount, group_of[name].threshold) for name in names], sizes)
     deviation = np.repeat([request.standard_deviation(group_of[name]) for name in names], sizes)
@@ -138,25 +140,36 @@ class CanaryNetwork(nn.Module):
         return Records(len(places), batch, self.example)
 
 
-class CanaryGradients(ReferenceGradients):
-    """The engine, with the gradient of every record replaced by that of the canary whose number it carries.
+class CanaryGradients:
+    """An engine, with the gradient of every record replaced by that of the canary whose number it carries.
 
     The model is really run and differentiated, on the synthetic example; only the result is exchanged.
     """
 
-    def __init__(self, model: nn.Module, mode: Mode, coordinates: Coordinates, amount: float):
-        super().__init__(model, mode)
+    def __init__(self, engine: Engine, coordinates: Coordinates, amount: float):
+        self._engine, self.model, self.mode = engine, engine.model, engine.mode
         self._coordinates, self._amount = coordinates, amount
         self._numbers: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    def follow(self) -> None:
+        self._engine.follow()
 
     def forward(self, inputs: Any) -> Any:
         numbers, example = inputs
         self._numbers = numbers.numpy()
-        return super().forward(example)
+        return self._engine.forward(example)
 
-    def rows(self) -> dict[str, Tensor]:
-        computed = super().rows()
-        sizes = [parameter.numel() for parameter in trained_parameters(self.model).values()]
+    def record_losses(self, loss_fn: LossFunction, outputs: Any, targets: Any) -> Tensor:
+        return self._engine.record_losses(loss_fn, outputs, targets)
+
+    def require_own_parameters(self, loss: Tensor) -> None:
+        self._engine.require_own_parameters(loss)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Written out: those of the canaries."""
+        self._engine.gradients()
+        trained = trained_parameters(self.model)
+        sizes = [parameter.numel() for parameter in trained.values()]
         records, places = np.nonzero(self._coordinates[self._numbers] != ABSENT)
         flat = torch.zeros(len(self._numbers), sum(sizes))
         flat[torch.from_numpy(records), torch.from_numpy(self._coordinates[self._numbers[records], places])] = (
@@ -164,7 +177,8 @@ class CanaryGradients(ReferenceGradients):
         )
         parts = flat.split(sizes, dim=1)
         return {
-            name: part.reshape(row.shape).to(row) for (name, row), part in zip(computed.items(), parts, strict=True)
+            name: part.reshape(-1, *parameter.shape).to(parameter.dtype)
+            for (name, parameter), part in zip(trained.items(), parts, strict=True)
         }
 
     @staticmethod

@@ -15,7 +15,7 @@ from apportion.audit.report import Finding, Kind
 from apportion.audit.state import differences
 from apportion.curator.clipping import group_names
 from apportion.curator.gradients.reference import trained_parameters
-from apportion.request import Event, Request
+from apportion.request import ClippedSum, Event, Release, Request
 
 _ROUNDING = 1e-9  # float64 sums of a few records
 _CHANCE = 1e-9  # probability that sound noise is called unsound
@@ -28,10 +28,11 @@ class Declared:
     model: nn.Module
     expected_batch_size: float
 
-    def groups(self, request: Request) -> list[tuple[int, str]]:
-        """(release, parameter) of every noise call that the request leads to, in order."""
+    def groups(self, request: Request) -> list[tuple[Release, str]]:
+        """(release, parameter) of every noise call that the request leads to, in order. Statistics come last and have no parameter."""
         trained = list(trained_parameters(self.model))
-        return [(j, name) for j, release in enumerate(request.releases) for name in group_names(release, trained)]
+        gradient = [(release, name) for release in request.sums for name in group_names(release, trained)]
+        return gradient + [(statistic, "") for statistic in request.statistics]
 
 
 def inspect_run(run: Recorder, neighbour: str, declared: Declared, size: int) -> Iterator[Finding]:
@@ -68,9 +69,11 @@ def _inspect_answer(
     if released is None:
         return  # charged and never answered: a waste, but no leak
     groups = declared.groups(released.request)
-    if len(step.calls) != len(groups) or sorted(released.gradient) != sorted(name for _, name in groups):
+    names = [name for _, name in groups if name]
+    answers = len(released.gradient) + len(released.statistics)
+    if not len(step.calls) == answers == len(groups) or sorted(released.gradient) != sorted(names):
         text = (
-            f"{len(step.calls)} noise calls and {len(released.gradient)} answers for {len(groups)} trained parameters"
+            f"{len(step.calls)} noise calls and {answers} answers for {len(groups)} trained parameters and statistics"
         )
         yield Finding(neighbour, "calls", text, number)
         return
@@ -79,17 +82,27 @@ def _inspect_answer(
     # One noise call of each release stands for it: all calls of a release have the same standard deviation, or the largest
     # quotient counts.
     quotients: dict[int, float] = {}
-    for (j, name), call in zip(groups, step.calls, strict=True):
-        sensitivity = released.request.releases[j].sensitivity
-        quotients[j] = max(quotients.get(j, 0.0), _quotient(sensitivity, call.standard_deviation))
-        answer = (call.noisy / declared.expected_batch_size).to(released.gradient[name].dtype)
-        if not torch.equal(answer, released.gradient[name]):
-            text = f"{name} is not the noisy sum divided by the declared {declared.expected_batch_size:g}"
+    order = [id(release) for release in (*released.request.sums, *released.request.statistics)]
+    for place, ((release, name), call) in enumerate(zip(groups, step.calls, strict=True)):
+        j = order.index(id(release))
+        quotients[j] = max(quotients.get(j, 0.0), _quotient(release.sensitivity, call.standard_deviation))
+        answer = call.noisy / declared.expected_batch_size
+        if name:
+            right = torch.equal(_restored(release, name, answer, released.gradient[name]), released.gradient[name])
+        else:
+            right = float(answer) == released.statistics[place - len(names)]
+        if not right:
+            text = f"{name or release} is not the noisy sum divided by the declared {declared.expected_batch_size:g}"
             yield Finding(neighbour, "release", text, number, j)
     joint = math.sqrt(math.fsum(quotient**2 for quotient in quotients.values()))
     if event is not None and not joint <= (1 + _ROUNDING) / event.noise_multiplier:
         text = f"sensitivity over noise is {joint:.6g}, but 1/{event.noise_multiplier:.6g} was charged"
         yield Finding(neighbour, "multiplier", text, number, None, joint, 1 / event.noise_multiplier)
+
+
+def _restored(release: Release, name: str, answer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    frame = release.frame if isinstance(release, ClippedSum) else None
+    return (answer if frame is None else frame.restored(name, answer)).to(like.dtype)
 
 
 def inspect_noise(run: Recorder, neighbour: str) -> Iterator[Finding]:
@@ -169,8 +182,11 @@ def distances(before: Recorder, after: Recorder, multiple: float, declared: Decl
             yield Distance(number, None, joint, multiple / after.charged[number - 1].noise_multiplier)
         if other.released is None or len(groups := declared.groups(other.released.request)) != len(moved):
             continue
-        for j, release in enumerate(other.released.request.releases):
-            measured = math.hypot(*(distance for distance, (k, _) in zip(moved, groups, strict=True) if k == j))
+        request = other.released.request
+        for j, release in enumerate((*request.sums, *request.statistics)):
+            measured = math.hypot(
+                *(distance for distance, (one, _) in zip(moved, groups, strict=True) if one is release)
+            )
             yield Distance(number, j, measured, multiple * release.sensitivity)
 
 

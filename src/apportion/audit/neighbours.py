@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from apportion.curator.clipping import record_norms
+from apportion.curator.clipping import held
 from apportion.curator.curator import LossFunction
-from apportion.curator.gradients.reference import Mode, ReferenceGradients
+from apportion.curator.gradients.engine import Mode, build_engine
 from apportion.curator.records import Batch, Records, as_records
 from apportion.curator.tree import map_tensors, tensors_of
 
@@ -121,7 +121,7 @@ def outlier_of(model: nn.Module, loss_fn: LossFunction | None, mode: Mode, commo
 def _gradient_norms(model: nn.Module, loss_fn: LossFunction | None, mode: Mode, batch: Batch) -> Tensor:
     """‖g_i‖ of every record; zeros if one of them cannot be evaluated."""
     inputs, targets = batch
-    engine = ReferenceGradients(model, mode)
+    engine = build_engine(model, mode)
     try:
         outputs = engine.forward(inputs)
         if loss_fn is None:  # of a loop of one's own only the model is known
@@ -131,8 +131,9 @@ def _gradient_norms(model: nn.Module, loss_fn: LossFunction | None, mode: Mode, 
         losses.sum().backward()
     except Exception:
         return torch.zeros(1)
-    rows = engine.rows()
-    return record_norms(rows, list(rows))
+    with torch.no_grad():
+        squares = held(engine.gradients()).squared_norms()
+    return torch.stack(list(squares.values())).sum(0).sqrt()
 
 
 def _is_integer(tensor: Tensor) -> bool:

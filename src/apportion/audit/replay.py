@@ -36,12 +36,14 @@ from apportion.audit.state import differences
 from apportion.audit.subject import Loop, Subject, without_dropout
 from apportion.budget import Budget, Record
 from apportion.curator.curator import Execution, LossFunction
-from apportion.curator.gradients.reference import Mode
+from apportion.curator.gradients.engine import Mode
 from apportion.curator.records import Batch, as_records
 from apportion.curator.tree import map_tensors
 from apportion.errors import InvalidArgument
-from apportion.strategies.clip import Clip, Fixed
-from apportion.strategies.noise import Constant, NoiseSchedule
+from apportion.strategies.clip import Clip
+from apportion.strategies.noise import NoiseSchedule
+from apportion.strategies.roles import resolve_roles
+from apportion.strategies.update import Plain
 from apportion.training.optimizers import OptimizerFactory
 from apportion.training.record_loss import Reduction
 from apportion.training.sampling import Sampling
@@ -50,6 +52,8 @@ from apportion.training.session import require_trainable
 RECORDS = 12
 """How many records the data sets share."""
 SAMPLE_RATE = 0.5
+POPULATION = 2_000
+"""What is declared. Strategies that divide a step's budget by the batch size would find twelve records too few."""
 
 
 def replay(
@@ -59,6 +63,7 @@ def replay(
     *,
     clip: Clip | None = None,
     noise: NoiseSchedule | None = None,
+    update: Plain | None = None,
     steps: int = 4,
     optimizer: str | OptimizerFactory = "momentum",
     lr: float = 0.1,
@@ -72,8 +77,8 @@ def replay(
     """Replay a few steps of private training on neighbouring data sets and report whatever tells them apart.
 
     Args:
-        model, loss_fn, train_data, clip, noise, optimizer, lr, execution: as in `train`. Twelve records are used; the model passed in
-            is not changed.
+        model, loss_fn, train_data, clip, noise, update, optimizer, lr, execution: as in `train`. Twelve records are used; the model
+            passed in is not changed.
         steps: at least two. In the second one of the two batches is empty.
         engine: how per-record gradients are computed, "vmap" or "loop"; by default what `train` would choose.
         loop: a training loop of one's own, called with a `Private` as `make_private` returns it; `loss_fn` may then be None.
@@ -98,7 +103,7 @@ def replay(
     common, record = (
         map_tensors(lambda tensor, part=part: tensor[part], everyone) for part in (slice(RECORDS), slice(RECORDS, None))
     )
-    noise = noise or Constant()
+    clip, noise = resolve_roles(clip, noise)
     subject = Subject(
         model=subject_model,
         loss_fn=loss_fn,
@@ -107,11 +112,12 @@ def replay(
         optimizer=optimizer,
         lr=lr,
         scheduler=scheduler,
-        clip=clip or Fixed(),
+        clip=clip,
         noise=noise,
+        update=update or Plain(),
         budget=budget
         or Budget(epsilon=8.0 if getattr(noise, "multiplier", None) is None else 1e3, delta=1e-5, unit=Record()),
-        sampling=Sampling(population=RECORDS, sample_rate=SAMPLE_RATE, steps=steps),
+        sampling=Sampling(population=POPULATION, sample_rate=SAMPLE_RATE, steps=steps),
         execution=execution or Execution(),
         engine=engine or mode,
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
 from apportion.curator import mechanisms
-from apportion.curator.clipping import Rows
+from apportion.curator.clipping import Gradients, Rows
 from apportion.curator.curator import Charges, Curator, Draw, Draws, Execution, LossFunction
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Stream
@@ -139,9 +139,9 @@ class SealedDraw(Draw):
         vars(self).update(vars(draw))
         self._sums = seal(self._sums)
 
-    def add(self, rows: Rows) -> None:
+    def add(self, gradients: Gradients | Rows) -> None:
         with inside():
-            super().add(rows)
+            super().add(gradients)
 
     def release(self) -> Released:
         with inside():
@@ -174,7 +174,10 @@ class SealedCurator(Curator):
 
 def seal_session(session: Session, records: Records, execution: Execution | None = None) -> None:
     """Put a sealed curator into a session that has not taken a step yet."""
-    engine = SealedGradients(session.model, session.engine.mode)
+    mode: Literal["vmap", "loop"] = (
+        "loop" if session.engine.mode == "loop" else "vmap"
+    )  # what is written out can be sealed
+    engine = SealedGradients(session.model, mode)
     session.engine = engine
     session.curator = SealedCurator(records, engine, session.account, session.randomness, execution)
 

@@ -30,14 +30,16 @@ from apportion.audit.canaries import (
 from apportion.budget import Budget, Record
 from apportion.curator.compatibility import copy_of
 from apportion.curator.curator import Curator, Execution, LossFunction
+from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.errors import InvalidArgument
-from apportion.request import ClippedSum, Released
-from apportion.strategies.clip import Clip, Fixed
+from apportion.request import ClippedSum, Release, Released
+from apportion.strategies.clip import Clip
 from apportion.strategies.context import Context
-from apportion.strategies.noise import Constant, NoiseSchedule
+from apportion.strategies.noise import NoiseSchedule
+from apportion.strategies.roles import resolve_roles
 from apportion.training.loop import take_steps
 from apportion.training.optimizers import build_optimizer
 from apportion.training.plan import Plan, make_plan
@@ -175,6 +177,7 @@ def audit(
     validate.in_open_unit("delta", delta, "it is the probability that the bound fails", "Try delta=1e-5")
     coins = np.random.default_rng(seed)
     included = coins.random(canaries) < 0.5
+    clip, noise = resolve_roles(clip, noise)
     session, loss, watched = _plant(
         model,
         loss_fn,
@@ -182,8 +185,8 @@ def audit(
         included,
         budget=Budget(epsilon=epsilon, delta=delta, unit=Record()),
         sampling=Sampling.declare(population=canaries, sample_rate=sample_rate, steps=steps),
-        clip=clip or Fixed(),
-        noise=noise or Constant(),
+        clip=clip,
+        noise=noise,
         execution=execution or Execution(),
         randomness=randomness or Randomness.fresh(),
     )
@@ -224,8 +227,8 @@ def _sizes(model: nn.Module) -> dict[str, int]:
 
 
 def _first_releases(plan: Plan, model: nn.Module) -> tuple[ClippedSum, ...]:
-    context = plan.context(1, _sizes(model))
-    return plan.clip.propose(plan.clip.init(context), context)
+    context = plan.context(1, {name: tuple(parameter.shape) for name, parameter in trained_parameters(model).items()})
+    return plan.request(context, plan.clip.init(context)).sums
 
 
 class _Watched:
@@ -238,7 +241,7 @@ class _Watched:
     def init(self, context: Context) -> Any:
         return self._clip.init(context)
 
-    def propose(self, state: Any, context: Context) -> tuple[ClippedSum, ...]:
+    def propose(self, state: Any, context: Context) -> tuple[Release, ...]:
         return self._clip.propose(state, context)
 
     def observe(self, state: Any, released: Released) -> Any:
@@ -299,7 +302,7 @@ def _plant(
         own_loop=False,
     )
     if not end_to_end:
-        engine = CanaryGradients(model, mode, coordinates, amount)
+        engine = CanaryGradients(build_engine(model, mode), coordinates, amount)
         session.curator = Curator(records, engine, session.account, randomness, execution)
     return session, loss_fn, watched
 

@@ -16,11 +16,12 @@ from apportion.audit.recorder import Recorder
 from apportion.budget import Budget
 from apportion.curator.compatibility import copy_of
 from apportion.curator.curator import Execution, LossFunction
-from apportion.curator.gradients.reference import Mode
+from apportion.curator.gradients.engine import Mode
 from apportion.curator.records import Batch
 from apportion.errors import InvalidArgument
 from apportion.strategies.clip import Clip
 from apportion.strategies.noise import NoiseSchedule
+from apportion.strategies.update import Plain
 from apportion.training.loop import take_steps
 from apportion.training.optimizers import OptimizerFactory, build_optimizer
 from apportion.training.private import Private
@@ -44,6 +45,7 @@ class Subject:
     scheduler: Callable[[Optimizer], LRScheduler] | None
     clip: Clip
     noise: NoiseSchedule
+    update: Plain
     budget: Budget
     sampling: Sampling
     execution: Execution
@@ -61,6 +63,7 @@ class Subject:
             sampling=self.sampling,
             clip=copy.deepcopy(self.clip),
             noise=copy.deepcopy(self.noise),
+            update=self.update,
             execution=self.execution,
             randomness=recorder.randomness,
             out=None,

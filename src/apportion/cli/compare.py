@@ -10,6 +10,10 @@ import typer
 
 from apportion.cli import options
 from apportion.cli.output import print_error_stream, show_results, summary_of_run, warn_without_privacy, writable_folder
+from apportion.errors import InvalidArgument
+
+SHORT_LIST = ("non-private", "abadi", "default")
+"""What is compared if nobody says."""
 
 
 def compare(
@@ -18,13 +22,15 @@ def compare(
     ] = None,
     data: options.Data = None,
     model: options.Model = None,
+    activation: options.Activation = None,
     recipe: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Repeatable: non-private, abadi, lin-decay, du-growing, du-sensitivity, du-dynamic.",
-            show_default="all",
-        ),
+        typer.Option(help="Repeatable: names from `apportion recipes`.", show_default="non-private, abadi, default"),
     ] = None,
+    all_recipes: Annotated[
+        bool,
+        typer.Option("--all-recipes", help="Every recipe that needs nothing but the data; says which were skipped."),
+    ] = False,
     settings: options.Settings = None,
     epsilon: options.Epsilon = None,
     delta: options.Delta = None,
@@ -50,16 +56,25 @@ def compare(
     Options override the file. On published benchmark data δ, unit and population have defaults; on your own data they must be
     said.
 
-    Examples: apportion compare demo --epsilon 1; apportion compare --data digits --recipe abadi --epsilon 3
+    Examples: apportion compare demo --epsilon 1; apportion compare --data digits --all-recipes --epsilon 3
     """
     from apportion.lab.compare import compare as run_comparison
     from apportion.lab.defaults import with_benchmark_budget, with_training_defaults
     from apportion.lab.experiments import find
     from apportion.lab.settings import experiment, read_file
+    from apportion.strategies.recipes import READY, RECIPES, named
 
+    if all_recipes and (file is not None or recipe):
+        raise InvalidArgument(
+            "all-recipes",
+            True,
+            "a file or single recipes were named as well",
+            "Pass --data, or leave --all-recipes out",
+        )
     values = options.given(
         data=data,
         model=model,
+        activation=activation,
         epsilon=epsilon,
         delta=delta,
         unit=unit,
@@ -76,7 +91,9 @@ def compare(
     from_file = read_file(find(file)) if file is not None else {}
     values = _override(from_file, values)
     values.setdefault("data", "digits")
-    values["recipe"] = choose_recipes(from_file.get("recipe"), recipe, options.parse_settings(settings))
+    values["recipe"] = choose_recipes(
+        from_file.get("recipe"), list(READY) if all_recipes else recipe, options.parse_settings(settings)
+    )
     plan = experiment(with_benchmark_budget(with_training_defaults(values)))
     plan.check()
     folder = out or Path("runs") / (
@@ -90,14 +107,21 @@ def compare(
     def announce(run: dict[str, Any]) -> None:
         spent = "no privacy" if run["epsilon"] is None else f"ε = {run['epsilon']:.3f}"
         print_error_stream(
-            f"{run['recipe']:<12} {run['test_accuracy'] or 0:.1%} accuracy, {spent}, {run['seconds']:.1f} s"
+            f"{run['recipe']:<20} {run['test_accuracy'] or 0:.1%} accuracy, {spent}, {run['seconds']:.1f} s"
         )
 
     try:
-        results = run_comparison(plan, folder, data_dir=data_dir, progress=True, announce=announce)
+        results = run_comparison(
+            plan, folder, data_dir=data_dir, progress=True, announce=announce, skip_unfit=all_recipes
+        )
     except KeyboardInterrupt:
         print_error_stream(f"interrupted: the runs so far are in {folder / 'runs'}")
         raise
+    if all_recipes:
+        waiting = [name for name in RECIPES if name not in READY]
+        results["skipped"] += [{"recipe": name, "reason": f"it needs {named(name).needs}"} for name in waiting]
+        for skipped in results["skipped"]:
+            print_error_stream(f"{skipped['recipe']:<20} skipped: {skipped['reason']}")
     show_results(results, folder, as_json=as_json)
     if as_json:
         typer.echo(json.dumps({**results, "runs": [summary_of_run(run) for run in results["runs"]]}))
@@ -116,14 +140,14 @@ def _override(from_file: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]
 def choose_recipes(from_file: Any, chosen: list[str] | None, settings: dict[str, Any]) -> Any:
     """The file's recipes, or the chosen ones; each setting goes to every recipe that has such a parameter."""
     from apportion import validate
-    from apportion.strategies.recipes import RECIPES, named
+    from apportion.strategies.recipes import ROLES, named
 
-    choices = from_file if from_file is not None and not chosen else [{"name": name} for name in chosen or RECIPES]
+    choices = from_file if from_file is not None and not chosen else [{"name": name} for name in chosen or SHORT_LIST]
     if not isinstance(choices, list):
         return choices  # the file is wrong; the settings say how
     for key, value in settings.items():
         role, _, parameter = key.partition(".")
-        validate.known(f"set {key}", role, ("clip", "noise"), "it names no role")
+        validate.known(f"set {key}", role, ROLES, "it names no role")
         takers = [
             choice
             for choice in choices

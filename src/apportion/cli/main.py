@@ -15,7 +15,9 @@ from apportion.cli.account import account
 from apportion.cli.check import check
 from apportion.cli.compare import compare
 from apportion.cli.plan import plan
+from apportion.cli.recipes import recipes
 from apportion.cli.report import report
+from apportion.cli.search import search
 from apportion.cli.train import train
 from apportion.errors import ApportionError, InvalidArgument
 
@@ -30,6 +32,8 @@ app = typer.Typer(
 app.command()(train)
 app.command()(compare)
 app.command()(plan)
+app.command()(search)
+app.command()(recipes)
 app.command()(account)
 app.command()(report)
 app.command()(check)

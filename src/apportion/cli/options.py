@@ -17,7 +17,11 @@ Data = Annotated[
     ),
 ]
 Model = Annotated[
-    str | None, typer.Option(help="linear, mlp, cnn, lstm, embedding, or your own module:function.", show_default=False)
+    str | None,
+    typer.Option(help="cnn, papernot-cnn, … (docs/search.md), or your own module:function.", show_default=False),
+]
+Activation = Annotated[
+    str | None, typer.Option(help="relu or tanh, for a built-in model.", show_default="the model's own")
 ]
 Settings = Annotated[
     list[str] | None,

@@ -85,14 +85,14 @@ def _show(plan: dict[str, Any]) -> None:
     )
     spent = [price for _, price in plan["spent"]]
     for name, series in (("ε spent", spent), ("noise", plan["noise_multiplier"]), ("clip", plan["clip"])):
-        console.print(f"  {name:<8} {_sparkline(series)}  {series[0]:.4g} → {series[-1]:.4g}")
+        console.print(f"  {name:<8} {sparkline(series)}  {series[0]:.4g} → {series[-1]:.4g}")
     claims = ", ".join(
         f"{name} {'refuses' if value is None else f'{value:.4g}'}" for name, value in plan["claims"].items()
     )
     console.print(f"  [dim]claims: {claims}[/dim]\n", soft_wrap=True)
 
 
-def _sparkline(series: list[float]) -> str:
+def sparkline(series: list[float]) -> str:
     """The series as a line of bars from 0 to its largest value."""
     picked = [series[index * (len(series) - 1) // (_WIDTH - 1)] for index in range(_WIDTH)]
     top = max(picked) or 1.0

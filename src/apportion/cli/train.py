@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 def train(
     data: options.Data = None,
     model: options.Model = None,
+    activation: options.Activation = None,
     recipe: Annotated[
         str | None,
-        typer.Option(
-            help="non-private, abadi, lin-decay, du-growing, du-sensitivity or du-dynamic.", show_default="abadi"
-        ),
+        typer.Option(help="A name from `apportion recipes`.", show_default="abadi"),
     ] = None,
     settings: options.Settings = None,
     epsilon: options.Epsilon = None,
@@ -83,7 +82,7 @@ def train(
 
     if resume is not None:
         said = options.given(
-            data=data, model=model, set=settings, epsilon=epsilon, delta=delta, unit=unit, population=population,
+            data=data, model=model, activation=activation, set=settings, epsilon=epsilon, delta=delta, unit=unit, population=population,
             sample_rate=sample_rate, steps=steps, epochs=epochs, batch_size=batch_size, lr=lr, optimizer=optimizer,
             micro_batch=micro_batch, seed=seed, ledger=ledger, out=out, recovery=recovery, spare=spare,
             checkpoint_every=checkpoint_every, recipe=recipe,
@@ -112,6 +111,7 @@ def train(
     values = options.given(
         data=data,
         model=model,
+        activation=activation,
         epsilon=epsilon,
         delta=delta,
         unit=unit,
@@ -125,7 +125,7 @@ def train(
         micro_batch=micro_batch,
         seeds=None if seed is None else [seed],
     )
-    choice: dict[str, Any] = {"name": recipe, "clip": {}, "noise": {}}
+    choice: dict[str, Any] = {"name": recipe}
     for key, value in options.parse_settings(settings).items():
         role, _, parameter = key.partition(".")
         choice.setdefault(role, {})[parameter] = value

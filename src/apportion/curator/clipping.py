@@ -13,38 +13,135 @@ Edge cases, each with a test:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from apportion.request import ClippedSum
+from apportion.curator import framed
+from apportion.request import ClippedSum, Frame, Release, Statistic, UnclippedCount
+
+RAMP = 0.1
+"""The width, in thresholds, over which a record passes from unclipped to clipped in a count (`UnclippedCount`)."""
 
 Rows = Mapping[str, Tensor]
 """For each trained parameter the gradients of b records: a tensor (b, *shape of the parameter)."""
 
 
-def group_names(release: ClippedSum, trained: Sequence[str]) -> tuple[str, ...]:
+class Gradients(Protocol):
+    """The gradients of b records, written out or not."""
+
+    def squared_norms(self) -> dict[str, Tensor]:
+        """‖g_i‖² for each trained parameter, (b,), in float64 and never too small by more than the headroom."""
+        ...
+
+    def silence(self, records: Tensor) -> None:
+        """Forget the records of a mask (b,): what is not finite must not even meet a weight of zero."""
+        ...
+
+    def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Σ_i w_i·g_i for each trained parameter, for weights (b,) by name."""
+        ...
+
+    def rows(self, name: str, records: slice) -> Tensor:
+        """The gradients of some records for one parameter, written out: (n, *shape of the parameter)."""
+        ...
+
+    def __len__(self) -> int:
+        """b."""
+        ...
+
+
+class WrittenRows:
+    """Gradients that are written out. All arithmetic in float64, so that rounding stays far below the headroom."""
+
+    def __init__(self, rows: Rows):
+        self._rows = dict(rows)
+
+    def squared_norms(self) -> dict[str, Tensor]:
+        return {
+            name: torch.linalg.vector_norm(rows.flatten(1), dim=1, dtype=torch.float64).square()
+            for name, rows in self._rows.items()
+        }
+
+    def silence(self, records: Tensor) -> None:
+        for name, rows in self._rows.items():
+            self._rows[name] = torch.where(records.reshape(-1, *[1] * (rows.dim() - 1)), 0.0, rows)
+
+    def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: (weights[name] @ rows.flatten(1).to(torch.float64)).reshape(rows.shape[1:])
+            for name, rows in self._rows.items()
+        }
+
+    def rows(self, name: str, records: slice) -> Tensor:
+        return self._rows[name][records]
+
+    def __len__(self) -> int:
+        return next((len(rows) for rows in self._rows.values()), 0)
+
+
+def group_names(release: Release, trained: Sequence[str]) -> tuple[str, ...]:
     """The parameters of a release, written out."""
     return tuple(trained) if release.parameters is None else release.parameters
 
 
-def record_norms(rows: Rows, names: Sequence[str]) -> Tensor:
-    """‖g_i‖ over the named parameters for each record i, in float64 so that rounding stays far below the headroom."""
-    squares = [torch.linalg.vector_norm(rows[name].flatten(1), dim=1, dtype=torch.float64).square() for name in names]
-    return torch.stack(squares).sum(0).sqrt()
+def held(gradients: Gradients | Rows) -> Gradients:
+    """Gradients in the one form that clipping knows."""
+    return WrittenRows(gradients) if isinstance(gradients, Mapping) else gradients
 
 
-def clipped_sums(rows: Rows, releases: Sequence[ClippedSum]) -> dict[str, Tensor]:
-    """Σ_i g_i·min(1, C/‖g_i‖) for each release, by parameter, in float64."""
-    groups = [group_names(release, list(rows)) for release in releases]
-    norms = [record_norms(rows, names) for names in groups]
+def clipped_sums(gradients: Gradients | Rows, releases: Sequence[Release]) -> dict[str | Statistic, Tensor]:
+    """What the records add to each release, before noise: by parameter Σ_i g_i·min(1, C/‖g_i‖), and by statistic its sum.
+
+    ‖g_i‖ is taken over the parameters of the release. Sums of a release with a frame are in the coordinates of that frame.
+    """
+    records = held(gradients)
+    squares, frames = _squared_norms(records, releases)
+    norms = [
+        torch.stack([squares[name] for name in group_names(release, list(squares))]).sum(0).sqrt()
+        for release in releases
+    ]
     finite = torch.stack([norm.isfinite() for norm in norms]).all(0)
-    sums = {}
-    for release, names, norm in zip(releases, groups, norms, strict=True):
-        # A norm of 0 gives an infinite quotient, which the bound at 1 turns into "unclipped".
-        factors = torch.where(finite, (release.threshold / norm).clamp(max=1.0), 0.0)
-        for name in names:
-            flat = rows[name].flatten(1).to(torch.float64)
-            flat = torch.where(finite.unsqueeze(1), flat, 0.0)  # 0·NaN would be NaN
-            sums[name] = (factors @ flat).reshape(rows[name].shape[1:])
+    if not finite.all():
+        records.silence(~finite)
+    weights: dict[str, Tensor] = {}
+    sums: dict[str | Statistic, Tensor] = {}
+    for release, norm in zip(releases, norms, strict=True):
+        if isinstance(release, ClippedSum):
+            weights |= dict.fromkeys(
+                group_names(release, list(squares)), torch.where(finite, factors(release, norm), 0.0)
+            )
+        else:
+            sums[release] = torch.where(finite, contributions(release, norm), 0.0).sum()
+    if frames.keys() != squares.keys():
+        sums.update(records.weighted_sums(weights))
+    for name, frame in frames.items():
+        sums[name] = framed.weighted_sum(records, name, frame, weights[name])
     return sums
+
+
+def _squared_norms(records: Gradients, releases: Sequence[Release]) -> tuple[dict[str, Tensor], dict[str, Frame]]:
+    """‖g_i‖² by parameter, in the coordinates of its release; and the frames of those parameters that have one."""
+    frames: dict[str, Frame] = {}
+    for release in releases:
+        if isinstance(release, ClippedSum) and release.frame is not None:
+            frames |= dict.fromkeys(release.frame.scale, release.frame)
+    whole = bool(frames) and all(isinstance(release, ClippedSum) and release.frame for release in releases)
+    squares = {} if whole else records.squared_norms()
+    return squares | {name: framed.squared_norms(records, name, frame) for name, frame in frames.items()}, frames
+
+
+def factors(release: ClippedSum, norms: Tensor) -> Tensor:
+    """By how much each record's gradient is multiplied: never to more than C."""
+    if release.stabiliser is not None:
+        return release.threshold / (norms + release.stabiliser)
+    # A norm of 0 gives an infinite quotient, which the bound at 1 turns into "unclipped".
+    return (release.threshold / norms).clamp(max=1.0)
+
+
+def contributions(statistic: Statistic, norms: Tensor) -> Tensor:
+    """What each record adds to a statistic."""
+    if isinstance(statistic, UnclippedCount):
+        return ((statistic.threshold - norms) / (RAMP * statistic.threshold)).clamp(-0.5, 0.5)
+    return norms.clamp(max=statistic.bound)

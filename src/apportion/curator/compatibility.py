@@ -197,6 +197,11 @@ def _type_findings(module: nn.Module) -> Iterator[_Finding]:
                 "its gradients are sparse, and noise must be added to every row, also to those that no record uses",
                 "Use sparse=False; ap.fix(model) does it in a copy",
             )
+    if module._backward_hooks or module._backward_pre_hooks:
+        yield (
+            "its backward hook is handed the gradients of many records at once, so that it sees them without noise and may mix them",
+            "Remove it: call .remove() on what register_full_backward_hook returned, or put its arithmetic into the forward pass",
+        )
     hooks = list(module._forward_pre_hooks.values())
     power_iteration = any(isinstance(hook, SpectralNorm) for hook in hooks) or (
         parametrize.is_parametrized(module)
@@ -232,6 +237,11 @@ def _weight_findings(module: nn.Module) -> Iterator[_Finding]:
             "Move it with model.to_empty(device=...) and load or initialise its weights",
         )
         return
+    if any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in parameters):
+        yield (
+            "a hook on one of its parameters would not be called: the gradients of single records never meet in parameter.grad",
+            "Remove it, and change released gradients in the optimiser, or scale the loss of a record",
+        )
     dtypes = {parameter.dtype for parameter in parameters if parameter.requires_grad} - set(_TRAINABLE_DTYPES)
     if torch.float16 in dtypes:
         yield (

@@ -15,29 +15,29 @@ nothing works at all is found by the probe, on synthetic records, before anythin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Literal, Protocol, get_args
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from apportion import validate
 from apportion.curator import mechanisms
-from apportion.curator.clipping import Rows, clipped_sums, group_names
-from apportion.curator.gradients.reference import ReferenceGradients, trained_parameters
+from apportion.curator.clipping import Gradients, Rows, clipped_sums, group_names
+from apportion.curator.gradients.engine import Engine, Mode
+from apportion.curator.gradients.losses import ForeignParameter, LossFunction
+from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.mechanisms import Mechanism
 from apportion.curator.randomness import DrawStreams
 from apportion.curator.records import Batch, Records
 from apportion.curator.sampling import poisson_draw
+from apportion.curator.sizes import bytes_of
 from apportion.curator.tree import batch_size, map_tensors
-from apportion.errors import ApportionError, InvalidArgument, WrongOrder
-from apportion.request import Event, Released, Request
-
-LossFunction = Callable[[Any, Any], Tensor]
+from apportion.errors import InvalidArgument, WrongOrder
+from apportion.request import Event, Released, Request, Statistic
 
 
 class Charges(Protocol):
@@ -52,20 +52,59 @@ class Draws(Protocol):
     def next_draw(self) -> DrawStreams: ...
 
 
+LARGEST = 512
+"""Records in a micro-batch, however many are asked for. Their float32 sum rounds what one of them adds, by an amount that grows with their
+number: at 512 by about a fifth of the headroom, at 4096 by more than all of it. The sums of micro-batches are added in float64."""
+
+
 @dataclass(frozen=True)
 class Execution:
     """What can change speed and memory but never the guarantee.
 
     Args:
-        micro_batch: records whose gradients are held at one time.
+        micro_batch: records whose gradients are held at one time, at most 512. "auto" takes what fits into `memory_limit`, or 256 if there
+            is none.
+        engine: "auto" takes the fastest engine that gives exact gradients. The one-pass engine runs a micro-batch together, after a
+            probe on synthetic records has shown that the model keeps records apart; "vmap" and "loop" run every record alone, so
+            that not even a layer that mixes records only on certain data could do so. Use them for hand-written layers that you
+            do not trust.
+        workers: processes that read the records of a `Dataset` ahead; 0 reads them in this one. Of no use for tensors in memory.
+        memory_limit: bytes, or a text such as "2GB", for the model, its copy and the peak of a step; not for the records and the
+            program itself. What fits is found on synthetic records before anything is charged (`memory.py`): the choice depends
+            on the model and on the shape of a record, never on a value of one or on how many there are.
     """
 
-    micro_batch: int = 256
+    micro_batch: int | Literal["auto"] = "auto"
+    engine: Literal["auto"] | Mode = "auto"
+    workers: int = 0
+    memory_limit: int | str | None = None
 
     def __post_init__(self) -> None:
-        validate.whole(
-            "micro_batch", self.micro_batch, "it is a number of records", "Use a smaller one if memory runs out"
-        )
+        if self.memory_limit is not None:
+            if self.micro_batch != "auto":
+                raise InvalidArgument(
+                    "memory_limit",
+                    self.memory_limit,
+                    f"it chooses the micro-batch, and micro_batch={self.micro_batch!r} does so too",
+                    "Leave one of them out",
+                )
+            validate.store(self, memory_limit=bytes_of("memory_limit", self.memory_limit))
+        elif self.micro_batch == "auto":
+            validate.store(self, micro_batch=256)
+        else:
+            validate.whole(
+                "micro_batch", self.micro_batch, "it is a number of records", "Use a smaller one if memory runs out"
+            )
+        validate.known("engine", self.engine, ("auto", *get_args(Mode)))
+        workers = validate.whole("workers", self.workers, "it is a number of processes", "Use 0 to have none", least=0)
+        validate.store(self, workers=workers)
+
+    @property
+    def physical_batch(self) -> int:
+        """The number of `micro_batch`, once it is known what fits into the limit; at most `LARGEST`."""
+        if self.micro_batch == "auto":
+            raise WrongOrder("no model was tried yet, so what fits into memory_limit is not known: pass micro_batch")
+        return min(self.micro_batch, LARGEST)
 
 
 class Draw:
@@ -75,17 +114,14 @@ class Draw:
         self,
         request: Request,
         batches: Iterator[Batch],
-        engine: ReferenceGradients,
+        engine: Engine,
         streams: DrawStreams,
         mechanism: Mechanism,
     ):
         self.request, self._mechanism = request, mechanism
         self._batches, self._streams = batches, streams
         self._trained = trained_parameters(engine.model)
-        self._sums = {
-            name: torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)
-            for name, parameter in self._trained.items()
-        }
+        self._sums: dict[str | Statistic, Tensor] = {}
         self._released = False
 
     def micro_batches(self) -> Iterator[Batch]:
@@ -99,25 +135,44 @@ class Draw:
             torch.default_generator.manual_seed(int(self._streams.model.words(1)[0] >> 1))
             yield
 
-    def add(self, rows: Rows) -> None:
-        """Clip the gradients of a micro-batch and add them to the sum."""
+    def add(self, gradients: Gradients | Rows) -> None:
+        """Clip the gradients of a micro-batch and add them to the sum, all of them or, if something fails, none."""
         with torch.no_grad():
-            for name, part in clipped_sums(rows, self.request.releases).items():
-                self._sums[name] += part
+            sums = clipped_sums(gradients, self.request.releases)
+            if not all(bool(part.isfinite().all()) for part in sums.values()):
+                raise ArithmeticError("a product overflowed")  # nothing was added yet
+            for key, part in sums.items():
+                earlier = self._sums.get(key)
+                # float64 from the first piece on: the type of a sum must not tell whether the batch was empty
+                self._sums[key] = part.to(torch.float64) if earlier is None else earlier.add_(part)
 
     def release(self) -> Released:
         """(Σ clipped + N(0, s²)) / expected batch size, once. After this the batch is gone."""
         if self._released:
             raise WrongOrder("this draw was released already: one request has one answer")
         self._released = True
-        gradient = {}
-        for release in self.request.releases:
+        gradient, size = {}, self.request.expected_batch_size
+        for release in self.request.sums:
             deviation = self.request.standard_deviation(release)
             for name in group_names(release, list(self._trained)):
-                noisy = self._mechanism(self._sums[name], deviation, self._streams.noise)
-                gradient[name] = (noisy / self.request.expected_batch_size).to(self._trained[name].dtype)
+                parameter = self._trained[name]
+                answer = self._mechanism(self._sum(name, parameter), deviation, self._streams.noise) / size
+                restored = answer if release.frame is None else release.frame.restored(name, answer)
+                gradient[name] = restored.to(parameter.dtype)
+        number = torch.zeros(())
+        statistics = [
+            self._mechanism(
+                self._sum(statistic, number), self.request.standard_deviation(statistic), self._streams.noise
+            )
+            for statistic in self.request.statistics
+        ]
         self._sums.clear()
-        return Released(request=self.request, gradient=gradient)
+        return Released(self.request, gradient, tuple(float(value) / size for value in statistics))
+
+    def _sum(self, key: str | Statistic, like: Tensor) -> Tensor:
+        """What was added up; zeros if the batch was empty."""
+        total = self._sums.get(key)
+        return torch.zeros_like(like, dtype=torch.float64) if total is None else total.detach()
 
 
 class Curator:
@@ -135,7 +190,7 @@ class Curator:
     def __init__(
         self,
         records: Records,
-        engine: ReferenceGradients,
+        engine: Engine,
         charges: Charges,
         randomness: Draws,
         execution: Execution | None = None,
@@ -148,67 +203,59 @@ class Curator:
     def open(self, request: Request) -> Draw:
         """Charge `request`, then toss its coins. For loops that compute the gradients themselves."""
         self._require_all_parameters(request)
+        self._engine.follow()
+        size = self._execution.physical_batch
+        self._records.start(self._execution.workers)
         self._charges.charge(request.event())
         streams = self._randomness.next_draw()
         members = poisson_draw(len(self._records), request.sample_rate, streams.coins)
-        size = self._execution.micro_batch
-        batches = (
-            batch for start in range(0, len(members), size) for batch in self._readable(members[start : start + size])
-        )
+        batches = self._records.read(members, size, streams.model)
         return Draw(request, batches, self._engine, streams, self._mechanism)
+
+    def end_workers(self) -> None:
+        """End the processes that read records. Another request would start new ones."""
+        self._records.close()
 
     def answer(self, request: Request, loss_fn: LossFunction) -> Released:
         """The noisy clipped gradient that `request` asks for."""
         draw = self.open(request)
         for batch in draw.micro_batches():
-            with draw.secret_dropout():
+            with draw.secret_dropout(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a warning may be caused by one record, and is output
                 try:
-                    rows = [self._rows(batch, loss_fn)]
-                except (ApportionError, MemoryError):
+                    draw.add(self._gradients(batch, loss_fn))
+                except (MemoryError, ForeignParameter):  # neither is about a record
                     raise
                 except Exception:
-                    rows = self._rows_one_by_one(batch, loss_fn)
-            for part in rows:
-                draw.add(part)
+                    self._add_one_by_one(draw, batch, loss_fn)
         return draw.release()
 
-    def _rows(self, batch: Batch, loss_fn: LossFunction) -> Rows:
+    def _gradients(self, batch: Batch, loss_fn: LossFunction) -> Gradients | Rows:
         inputs, targets = batch
         loss = self._engine.record_losses(loss_fn, self._engine.forward(inputs), targets).sum()
         self._engine.require_own_parameters(loss)
         loss.backward()
-        return self._engine.rows()
+        return self._engine.gradients()
 
-    def _rows_one_by_one(self, batch: Batch, loss_fn: LossFunction) -> list[Rows]:
-        """The records of a batch that failed as a whole; those that fail alone contribute nothing."""
-        rows = []
+    def _add_one_by_one(self, draw: Draw, batch: Batch, loss_fn: LossFunction) -> None:
+        """The records of a batch that failed as a whole; those that fail alone contribute nothing, whatever the failure is called."""
         for i in range(batch_size(batch)):
             with suppress(Exception):
-                rows.append(self._rows(map_tensors(lambda tensor, i=i: tensor[i : i + 1], batch), loss_fn))
-        return rows
-
-    def _readable(self, members: NDArray[np.int64]) -> list[Batch]:
-        """The batch of these records; if it cannot be put together, each record that can be read, alone."""
-        try:
-            return [self._records.batch(members)]
-        except MemoryError:
-            raise
-        except Exception:
-            alone = []
-            for member in members:
-                with suppress(Exception):
-                    alone.append(self._records.batch(np.array([member])))
-            return alone
+                draw.add(self._gradients(map_tensors(lambda tensor, i=i: tensor[i : i + 1], batch), loss_fn))
 
     def _require_all_parameters(self, request: Request) -> None:
         """Each trained parameter stands in exactly one group: none is updated without clipping and noise."""
-        trained = list(trained_parameters(self._engine.model))
-        asked = [name for release in request.releases for name in group_names(release, trained)]
-        if sorted(asked) != sorted(trained):
-            odd = sorted(set(asked) ^ set(trained))
+        trained = trained_parameters(self._engine.model)
+        asked = [name for release in request.sums for name in group_names(release, list(trained))]
+        counted = {name for release in request.statistics for name in group_names(release, list(trained))}
+        if sorted(asked) != sorted(trained) or counted - set(trained):
+            odd = sorted(set(asked) ^ set(trained) | counted - set(trained))
             raise InvalidArgument(
                 "releases",
                 odd,
                 "the groups of a request must hold every trained parameter once and nothing else",
                 "List them all",
             )
+        for release in request.sums:
+            if release.frame is not None:
+                release.frame.require_usable({name: trained[name].shape for name in release.frame.scale})

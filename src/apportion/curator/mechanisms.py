@@ -21,5 +21,5 @@ def gaussian(exact_sum: Tensor, standard_deviation: float, noise: Stream) -> Ten
 
     Guarantee: if one record moves `exact_sum` by at most Δ in L2 norm, this is a Gaussian mechanism with multiplier s/Δ.
     """
-    normals = torch.from_numpy(noise.normals(exact_sum.numel())).reshape(exact_sum.shape)
-    return exact_sum.to(torch.float64) + standard_deviation * normals.to(exact_sum.device)
+    noisy: Tensor = torch.from_numpy(noise.normals(exact_sum.numel())).reshape(exact_sum.shape).to(exact_sum.device)
+    return noisy.mul_(standard_deviation).add_(exact_sum)  # in place: the normals are used once

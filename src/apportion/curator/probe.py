@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -18,8 +18,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
+from apportion.curator.clipping import Gradients, Rows, held
 from apportion.curator.compatibility import copy_of
-from apportion.curator.gradients.reference import ReferenceGradients
+from apportion.curator.gradients.engine import Mode, build_engine
+from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.one_path import takes_one_path
 from apportion.curator.tree import call_model
 from apportion.errors import ApportionError, InvalidArgument, UnsupportedModel
 
@@ -28,6 +31,7 @@ Structure = Any
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
 _RECORDS = 3  # two could hide mixing that is symmetric in its pair
+_FAST: tuple[Mode, ...] = ("one-pass, channels last", "one-pass", "one-pass, copying inputs", "vmap")
 _Result = TypeVar("_Result")
 
 
@@ -107,19 +111,23 @@ def probe_loss(model: nn.Module, loss_fn: LossFunction, example_inputs: Structur
 
 
 def per_record_mode(
-    model: nn.Module, loss_fn: LossFunction | None, inputs: Structure, target: Structure
-) -> Literal["vmap", "loop"]:
-    """Return "vmap" if the reference engine can take the gradients of several records at once, else "loop".
+    model: nn.Module,
+    loss_fn: LossFunction | None,
+    inputs: Structure,
+    target: Structure,
+    wanted: Literal["auto"] | Mode = "auto",
+) -> Mode:
+    """The first engine, from the fastest to the slowest, that gives the gradients of single passes on synthetic records.
 
-    Both are exact: "vmap" is answered only if it gives the gradients of single passes. Operators without a batching rule,
-    as in nn.LSTM, nn.GRU and nn.RNN, and a forward pass that branches on its data leave "loop". In a training loop of a
-    person's own the loss is not known beforehand: with `loss_fn=None` the size of the outputs stands for it.
+    An engine that is `wanted` must be among those that do; it is trusted with a forward pass that branches on its data, which is otherwise
+    left to "vmap" or "loop", where records cannot meet. Operators without a batching rule leave "loop". In a training loop of a person's
+    own the loss is not known beforehand: with `loss_fn=None` the size of the outputs stands for it.
     """
     subject = _prepared(model)
     loss = copy_of(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
 
-    def gradients(mode: Literal["vmap", "loop"], pair: tuple[Structure, Structure], seed: int) -> torch.Tensor:
-        engine = ReferenceGradients(subject, mode)
+    def gradients(mode: Mode, pair: tuple[Structure, Structure], seed: int) -> torch.Tensor:
+        engine = build_engine(subject, mode)
         records, targets = tree_map(torch.clone, pair)
         with _seeded(seed, _device(subject)):
             outputs = engine.forward(records)
@@ -129,8 +137,8 @@ def per_record_mode(
                 losses = engine.record_losses(loss, outputs, targets)
             engine.require_own_parameters(losses.sum())
             losses.sum().backward()
-        # In one vector, so that rounding is measured against the whole gradient: that of one weight may be nothing else.
-        return torch.cat([rows.flatten() for rows in engine.rows().values()])
+        with torch.no_grad():
+            return _summary(engine.gradients()).to(next(iter(trained_parameters(subject).values())).dtype)
 
     pair, expected = _first_that_runs(
         lambda pair: gradients("loop", pair, seed=0),
@@ -142,11 +150,47 @@ def per_record_mode(
     with warnings.catch_warnings():
         # Where torch can work around a missing batching rule it says so, which is not a reason to go without the others.
         warnings.simplefilter("ignore")
-        try:
-            actual = gradients("vmap", pair, seed=0)
-        except RuntimeError:
-            return "loop"
-    return "vmap" if not repeatable or _close(actual, expected, looseness=10) else "loop"
+        one_path = wanted != "auto" or takes_one_path(subject, tree_map(torch.clone, pair[0]))
+        for mode in _FAST:
+            if wanted not in ("auto", mode) or (mode == "one-pass, channels last" and not _has_images(subject)):
+                continue
+            if mode != "vmap" and not one_path:
+                continue
+            with suppress(RuntimeError, UnsupportedModel):
+                if _close(gradients(mode, pair, seed=0), expected, looseness=10) or (mode == "vmap" and not repeatable):
+                    return mode
+    if wanted not in ("auto", "loop"):
+        raise UnsupportedModel(
+            f"The engine {wanted!r} does not give the gradients of single records for this model. "
+            'Use Execution(engine="auto"), which finds one that does.'
+        )
+    return "loop"
+
+
+def _has_images(model: nn.Module) -> bool:
+    return any(isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) for module in model.modules())
+
+
+def synthetic_outputs(run: Callable[[Structure], Structure], model: nn.Module, inputs: Structure) -> list[torch.Tensor]:
+    """The tensors that `run` returns for synthetic records shaped like `inputs`, those that depend on parameters."""
+    with _seeded(0, _device(model)):
+        _, outputs = _first_that_runs(run, _batches("inputs", inputs, model), "The model", inputs)
+    return [tensor for _, tensor in _tensors(outputs) if tensor.requires_grad]
+
+
+def _summary(gradients: Gradients | Rows) -> torch.Tensor:
+    """What clipping uses of the records' gradients: norms, and two sums that tell records apart.
+
+    In one vector, so that rounding is measured against the whole: the gradient of one weight may be nothing but rounding.
+    """
+    records = held(gradients)
+    norms = records.squared_norms()
+    sums = [
+        records.weighted_sums({name: torch.tensor(weights, dtype=torch.float64) for name in norms})
+        for weights in ([1.0, 0.5, 0.25], [0.25, 1.0, -0.5])
+    ]
+    values = [norm.sqrt() for norm in norms.values()] + [value for part in sums for value in part.values()]
+    return torch.cat([value.double().flatten() for value in values])
 
 
 def _prepared(model: nn.Module) -> nn.Module:

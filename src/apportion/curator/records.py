@@ -6,16 +6,21 @@ model(x), model(*x) or model(**x).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterator, Sized
+from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
+from apportion.curator.randomness import KEY_BYTES, Stream
+from apportion.curator.reader import Reader, Task, as_pair, items_of, joined
 from apportion.curator.tree import batch_size, map_tensors, tensors_of
+from apportion.curator.workers import Workers
 from apportion.errors import InvalidArgument
 
 Batch = tuple[Any, Any]
@@ -34,6 +39,59 @@ class Records:
     def batch(self, indices: NDArray[np.int64]) -> Batch:
         """The records with these indices, stacked along a new first dimension."""
         return self._batch(indices)
+
+    def start(self, workers: int) -> None:
+        """Get ready to `read` with so many worker processes. What is in memory needs none."""
+
+    def read(self, members: NDArray[np.int64], size: int, secret: Stream) -> Iterator[Batch]:
+        """These records in micro-batches of `size`, without those that cannot be read. `secret` gives seeds for augmentation."""
+        for start in range(0, len(members), size):
+            yield from self._readable(members[start : start + size])
+
+    def close(self) -> None:
+        """End the worker processes, if there are any."""
+
+    def _readable(self, members: NDArray[np.int64]) -> list[Batch]:
+        """The batch of these records; if it cannot be put together, each record that can be read, alone."""
+        try:
+            return [self.batch(members)]
+        except MemoryError:
+            raise
+        except Exception:
+            alone = []
+            for member in members:
+                with suppress(Exception):
+                    alone.append(self.batch(np.array([member])))
+            return alone
+
+
+class DatasetRecords(Records):
+    """Records that a person's code reads, one by one or a few at a time, here or in worker processes."""
+
+    def __init__(self, size: int, reader: Reader):
+        first = reader.batch(np.zeros(1, dtype=np.int64))
+        super().__init__(size, reader.batch, map_tensors(lambda tensor: torch.zeros_like(tensor[0]), first))
+        self._reader = reader
+        self._workers: Workers | None = None
+
+    def start(self, workers: int) -> None:
+        if workers and (self._workers is None or self._workers.closed):
+            self._workers = Workers(self._reader, workers)
+
+    def read(self, members: NDArray[np.int64], size: int, secret: Stream) -> Iterator[Batch]:
+        # A fixed amount of `secret`, and a seed for every record, drawn or not: what a record gets does not depend on the others.
+        seeds = Stream(secret.words(KEY_BYTES // 8).tobytes()).words(len(self))[members]
+        cuts = [slice(start, start + size) for start in range(0, len(members), size)]
+        tasks = [Task(members[cut], seeds[cut]).pieces() for cut in cuts]
+        every_piece = [piece for pieces in tasks for piece in pieces]
+        read = map(self._reader, every_piece) if self._workers is None else self._workers.read(every_piece)
+        for pieces in tasks:
+            yield from joined(islice(read, len(pieces)))
+
+    def close(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
 
 
 def as_records(data: Any) -> Records:
@@ -107,7 +165,7 @@ def _from_dataset(data: Any) -> Records:
     size = len(data)
     if size == 0:
         raise InvalidArgument(_ARGUMENT, "an empty Dataset", "there is nothing to train on", "Check how it was loaded")
-    first = data[0]
+    first = items_of(data, [0])[0]
     if not isinstance(first, (tuple, list)) or len(first) != 2:
         raise InvalidArgument(
             _ARGUMENT,
@@ -115,10 +173,27 @@ def _from_dataset(data: Any) -> Records:
             "an item must be a pair (inputs, target), so that the loss of one record is defined",
             "Return (inputs, target); inputs may be a dict or a tuple of tensors",
         )
+    if (in_memory := _in_memory(data)) is not None:
+        return in_memory
+    try:
+        return DatasetRecords(size, Reader(data, as_pair(first)))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgument(
+            _ARGUMENT,
+            type(data).__name__,
+            f"its items cannot be stacked ({type(error).__name__})",
+            "Return tensors, NumPy arrays or numbers, e.g. with a transform to tensors",
+        ) from None
 
-    def batch(indices: NDArray[np.int64]) -> Batch:
-        inputs, targets = default_collate([tuple(data[int(index)]) for index in indices])
-        return tuple(inputs) if isinstance(inputs, list) else inputs, targets
 
-    example = map_tensors(lambda tensor: torch.zeros_like(tensor[0]), batch(np.zeros(1, dtype=np.int64)))
-    return Records(size, batch, example)
+def _in_memory(data: Any) -> Records | None:
+    """The tensors of a plain `TensorDataset`, or of a `Subset` of one. A subclass may do something else with them."""
+    if type(data) is TensorDataset:
+        return _from_arrays(*data.tensors)
+    whole = _in_memory(data.dataset) if type(data) is Subset else None
+    if whole is None:
+        return None
+    rows = np.asarray(data.indices)
+    if rows.dtype.kind not in "iu" or rows.ndim != 1 or rows.min() < 0 or rows.max() >= len(whole):
+        return None  # the Subset knows what it means
+    return Records(len(rows), lambda indices: whole.batch(rows[indices].astype(np.int64)), whole.example)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from apportion.curator.curator import Execution
+from apportion.errors import InvalidArgument
 from apportion.lab.baseline import train_without_privacy
 from apportion.lab.resolve import Subject, resolve
 from apportion.lab.settings import Experiment, RecipeChoice
+from apportion.training.plan import describe
 from apportion.training.recovery import Recovery
 from apportion.training.statement import in_words
+from apportion.training.temper import temper
 from apportion.training.train import train
 from apportion.training.versions import package_versions
 
@@ -31,24 +35,29 @@ def compare(
     data_dir: Path | None = None,
     progress: bool | None = None,
     announce: Announce = lambda run: None,
+    skip_unfit: bool = False,
 ) -> dict[str, Any]:
-    """Run every recipe with every seed. `announce` is told of each run as it ends. Returns the content of results.json."""
+    """Run every recipe with every seed. `announce` is told of each run as it ends. Returns the content of results.json.
+
+    Args:
+        skip_unfit: list a recipe that is refused for this model or these settings under "skipped", with the reason, and go on.
+    """
     experiment.check()
     subject = resolve(experiment.data, experiment.model, data_dir)
-    runs = []
+    runs, skipped = [], []
     for choice in experiment.recipe:
         for seed in experiment.seeds or (None,):
-            run = run_recipe(
-                experiment,
-                choice,
-                subject,
-                seed,
-                new_folder(out / "runs", choice.shown if seed is None else f"{choice.shown}-seed{seed}"),
-                progress,
-            )
+            folder = new_folder(out / "runs", choice.shown if seed is None else f"{choice.shown}-seed{seed}")
+            try:
+                run = run_recipe(experiment, choice, subject, seed, folder, progress)
+            except InvalidArgument as error:  # nothing was trained and nothing charged
+                if not skip_unfit:
+                    raise
+                skipped.append({"recipe": choice.shown, "reason": str(error)})
+                break
             runs.append(run)
             announce(run)
-    return results(experiment.title, runs)
+    return results(experiment.title, runs) | ({"skipped": skipped} if skip_unfit else {})
 
 
 def results(title: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -78,12 +87,16 @@ def run_recipe(
     recipe, sampling = choice.recipe(), experiment.sampling()
     lr, optimizer = choice.lr or experiment.lr, choice.optimizer or experiment.optimizer
     torch.manual_seed(seed or 0)  # the initial weights are public; noise never comes from this generator
-    model = subject.build()
+    activation = choice.activation or experiment.activation
+    model = subject.build(activation)
+    if recipe.model is not None:
+        model = temper(model, **asdict(recipe.model))
     started = time.perf_counter()
     outcome: dict[str, Any] = {
         "recipe": choice.shown,
         "data": subject.data_name,
         "model": subject.model_name,
+        "activation": activation,
         "seed": seed,
         "population": sampling.population,
         "sample_rate": sampling.sample_rate,
@@ -105,7 +118,7 @@ def run_recipe(
         outcome |= dict.fromkeys(
             ("epsilon", "target_epsilon", "delta", "unit", "neighbours", "accountant", "statement")
         )
-        outcome |= {"private": False, "clip": None, "noise": None, "steps": sampling.steps}
+        outcome |= {"private": False, "clip": None, "noise": None, "update": None, "steps": sampling.steps}
     else:
         budget = experiment.budget()
         run = train(
@@ -120,6 +133,7 @@ def run_recipe(
             optimizer=optimizer,
             clip=recipe.clip,
             noise=recipe.noise,
+            update=recipe.update,
             evaluate=subject.test,
             execution=Execution(micro_batch=experiment.micro_batch),
             seed=seed,
@@ -134,7 +148,8 @@ def run_recipe(
         history = [entry.as_json() for entry in run.history]
         keys = ("epsilon", "target_epsilon", "delta", "unit", "neighbours", "accountant", "private", "clip", "noise")
         outcome |= {key: facts[key] for key in keys}
-        outcome |= {"statement": in_words(facts), "steps": run.steps, "folder": None if folder is None else str(folder)}
+        outcome |= {"update": describe(recipe.update), "statement": in_words(facts), "steps": run.steps}
+        outcome |= {"folder": None if folder is None else str(folder)}
     accuracies = [entry["test_accuracy"] for entry in history if entry.get("test_accuracy") is not None]
     return outcome | {
         "test_accuracy": accuracies[-1] if accuracies else None,

@@ -13,6 +13,9 @@ from apportion.lab.data import KNOWN
 _TRAINING: dict[str, dict[str, Any]] = {
     "digits": {"sample_rate": 0.2, "steps": 200, "lr": 2.0},
 }
+_WITHOUT_PRIVACY: dict[str, dict[str, Any]] = {
+    "digits": {"optimizer": "momentum", "lr": 0.2},  # without clipping, the learning rate above diverges
+}
 _OTHERWISE: dict[str, Any] = {"batch_size": 512, "epochs": 10, "lr": 0.5}
 
 
@@ -23,7 +26,15 @@ def with_training_defaults(values: dict[str, Any]) -> dict[str, Any]:
     for pair in (("sample_rate", "batch_size"), ("steps", "epochs"), ("lr",)):
         if all(filled.get(name) is None for name in pair):
             filled |= {name: chosen[name] for name in pair if name in chosen}
+    other = _WITHOUT_PRIVACY.get(str(values["data"]))
+    if other and values.get("lr") is None and values.get("optimizer") is None and isinstance(values["recipe"], list):
+        filled["recipe"] = [_filled(choice, other) for choice in values["recipe"]]
     return filled
+
+
+def _filled(choice: Any, other: dict[str, Any]) -> Any:
+    plain = isinstance(choice, dict) and choice.get("name") == "non-private" and not {"lr", "optimizer"} & set(choice)
+    return {**choice, **other} if plain else choice
 
 
 def with_benchmark_budget(values: dict[str, Any]) -> dict[str, Any]:

@@ -69,8 +69,9 @@ def plan_recipe(recipe: Recipe, budget: Budget, sampling: Sampling, calibration:
 
 def _thresholds(plan: Plan) -> list[float]:
     """The first threshold of each step, as far as it is known before anything was released."""
-    state = plan.clip.init(plan.context(1, {}))
-    return [plan.clip.propose(state, plan.context(step, {}))[0].threshold for step in range(1, plan.steps + 1)]
+    shapes = {"parameter": (1,)}  # the model is not known here
+    state = plan.clip.init(plan.context(1, shapes))
+    return [plan.request(plan.context(step, shapes), state).sums[0].threshold for step in range(1, plan.steps + 1)]
 
 
 def _spending(tokens: Sequence[Event], delta: float) -> list[tuple[int, float]]:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is trained on what: data, and a way to build a fresh model."""
+    """What is trained on what: data, and a way to build a fresh model, `build()` or `build(activation)`."""
 
     data_name: str
     model_name: str
     train: Any
     test: Public | None
     population: int | None
-    build: Callable[[], nn.Module]
+    build: Callable[..., nn.Module]
 
 
 def resolve(data_name: str, model_name: str | None, data_dir: Path | None = None) -> Subject:
@@ -44,10 +45,10 @@ def resolve(data_name: str, model_name: str | None, data_dir: Path | None = None
                 "built-in models do not know the shape of your own data",
                 "Pass --model module:function",
             )
-        return Subject(data_name, model_name, train, test, None, lambda: _own_model(model_name))
+        return Subject(data_name, model_name, train, test, None, partial(_own_model, model_name))
     data: DataSet = data_room.load(data_name, data_dir)
     name = model_name or models.default_name(data)
-    build = (lambda: _own_model(name)) if _is_own(name) else (lambda: models.build(name, data))
+    build = partial(_own_model, name) if _is_own(name) else partial(models.build, name, data)
     return Subject(data_name, name, data.train, data.test, data.population, build)
 
 
@@ -56,6 +57,15 @@ def load_model(model_name: str, data_name: str | None, data_dir: Path | None = N
     if _is_own(model_name):
         return _own_model(model_name)
     return resolve(data_name or "digits", model_name, data_dir).build()
+
+
+def load_example(model_name: str, data_name: str | None, data_dir: Path | None = None) -> Any:
+    """One record of the data with all values set to zero; `None` for an own model whose data was not named."""
+    from apportion.curator.records import as_records
+
+    if data_name is None and _is_own(model_name):
+        return None
+    return as_records(resolve(data_name or "digits", model_name, data_dir).train).example
 
 
 def _is_own(name: str) -> bool:
@@ -86,9 +96,13 @@ def call_own(argument: str, name: str) -> Any:
         ) from error
 
 
-def _own_model(name: str) -> nn.Module:
+def _own_model(name: str, activation: str | None = None) -> nn.Module:
     from torch import nn
 
+    if activation is not None:
+        raise InvalidArgument(
+            "activation", activation, "your own function builds the model", "Choose the activation there"
+        )
     model = call_own("model", name)
     if not isinstance(model, nn.Module):
         raise InvalidArgument("model", name, f"it returned a {type(model).__name__}", "Return a torch.nn.Module")

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from apportion import validate
 from apportion.budget import Budget, Record
 from apportion.errors import InvalidArgument
-from apportion.strategies.recipes import Recipe, named
+from apportion.strategies.recipes import ROLES, Recipe, named
 from apportion.training.sampling import Sampling
 
 UNITS = {"record": Record}
@@ -28,8 +28,10 @@ class RecipeChoice(_Strict):
     label: str | None = None
     clip: dict[str, Any] = Field(default_factory=dict)
     noise: dict[str, Any] = Field(default_factory=dict)
+    update: dict[str, Any] = Field(default_factory=dict)
     lr: float | None = None
     optimizer: str | None = None
+    activation: str | None = None
 
     @property
     def shown(self) -> str:
@@ -37,10 +39,10 @@ class RecipeChoice(_Strict):
         return self.label or self.name
 
     def recipe(self) -> Recipe:
-        roles = {"clip": self.clip, "noise": self.noise}
-        return named(self.name).with_settings(
-            {f"{role}.{key}": value for role, chosen in roles.items() for key, value in chosen.items()}
-        )
+        settings = {f"{role}.{key}": value for role in ROLES for key, value in getattr(self, role).items()}
+        recipe = named(self.name).with_settings(settings)
+        recipe.require_complete()
+        return recipe
 
 
 class Experiment(_Strict):
@@ -49,6 +51,7 @@ class Experiment(_Strict):
     title: str = "Comparison"
     data: str
     model: str | None = None
+    activation: str | None = None
     recipe: tuple[RecipeChoice, ...] = Field(min_length=1)
     epsilon: float | None = None
     delta: float | None = None

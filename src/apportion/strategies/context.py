@@ -14,13 +14,17 @@ class Context:
         step: 1-based index t of the step that is about to run.
         steps: T, how many steps the plan has.
         sample_rate: q.
-        parameter_sizes: how many numbers each trained parameter has, by name.
+        expected_batch_size: B = q·population.
+        noise_multiplier: z_t of this step. A clip may use it to divide the step's budget; it is 1 while it is being solved.
+        parameter_shapes: of each trained parameter, by name.
     """
 
     step: int
     steps: int
     sample_rate: float
-    parameter_sizes: Mapping[str, int] = field(default_factory=dict)
+    expected_batch_size: float = 1.0
+    noise_multiplier: float = 1.0
+    parameter_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def epoch_length(self) -> int:

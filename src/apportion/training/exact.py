@@ -146,7 +146,7 @@ class ExactCurator:
             self._current = draw = self._choose(request, step)
             if draw is not None:
                 released = self._curator.answer(request, loss_fn)
-                value = digest(dict(released.gradient))
+                value = digest({"gradient": dict(released.gradient), "statistics": released.statistics})
                 known = self._book.value(draw.token)
                 if known is None:
                     self._book.note(draw.token, value=value)
@@ -176,6 +176,10 @@ class ExactCurator:
         name = self._current.name
         return DrawStreams(*(self._stream(purpose, name) for purpose in ("coins", "noise", "model")))
 
+    def end_workers(self) -> None:
+        """End the processes that read records."""
+        self._curator.end_workers()
+
     def close(self) -> None:
         """Delete the key: nobody can repeat a draw from now on."""
         self._key = b""
@@ -201,7 +205,8 @@ class ExactCurator:
             {
                 "run": self._account.identifier,
                 "token": token,
-                "request": json.dumps(asdict(request)),
+                "request": asdict(request),
+                "kinds": [type(release).__name__ for release in request.releases],
                 "state": state,
                 "threads": torch.get_num_threads(),
                 "versions": package_versions(),

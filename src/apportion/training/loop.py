@@ -21,6 +21,6 @@ def take_steps(
     while session.account.left:
         entry = session.apply(session.curator.answer(session.next_request(), loss_fn))
         if session.report_is_due:
-            entry = session.report(None if evaluate is None else accuracy(session.model, evaluate))
+            entry = session.report(None if evaluate is None else accuracy(session.evaluated, evaluate))
         session.write_checkpoint_if_due()
         show(entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
@@ -48,18 +49,26 @@ class Plan:
         multipliers = self.multipliers + (min(self.multipliers),) * self.spare
         return tuple(Event(self.sampling.sample_rate, multiplier) for multiplier in multipliers)
 
-    def context(self, step: int, parameter_sizes: dict[str, int]) -> Context:
+    def context(self, step: int, parameter_shapes: Mapping[str, tuple[int, ...]]) -> Context:
         """The public facts at a step (1-based)."""
-        return Context(step, self.steps, self.sampling.sample_rate, parameter_sizes)
+        rate, size = self.sampling.sample_rate, self.sampling.expected_batch_size
+        return Context(step, self.steps, rate, size, self.multipliers[step - 1], parameter_shapes)
 
     def request(self, context: Context, clip_state: Any) -> Request:
         """The roles' parts of one step, merged into the object that is both executed and priced."""
         return Request(
             sample_rate=self.sampling.sample_rate,
-            noise_multiplier=self.multipliers[context.step - 1],
+            noise_multiplier=context.noise_multiplier,
             expected_batch_size=self.sampling.expected_batch_size,
             releases=self.clip.propose(clip_state, context),
         )
+
+    def rehearse(self, parameter_shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Ask the clip for its first request and for that of the noisiest step, so that it raises before anything is charged."""
+        state = self.clip.init(self.context(1, parameter_shapes))
+        noisiest = self.multipliers.index(max(self.multipliers)) + 1
+        for step in (1, noisiest):
+            self.request(self.context(step, parameter_shapes), state)
 
 
 def make_plan(
@@ -81,7 +90,9 @@ def make_plan(
     _require_strategy("noise", noise, NoiseSchedule, "apportion.noise.Constant()")
     budget.warn_if_weak(sampling.population)
     rate = sampling.sample_rate
-    contexts = [Context(step, sampling.steps, rate) for step in range(1, sampling.steps + 1)]
+    contexts = [
+        Context(step, sampling.steps, rate, sampling.expected_batch_size) for step in range(1, sampling.steps + 1)
+    ]
     shape = [noise.relative(context) for context in contexts]
     spares = [min(shape)] * spare
     if noise.multiplier is None:

@@ -24,15 +24,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from apportion import validate
 from apportion.budget import Budget
 from apportion.curator.curator import Curator, Draw, Execution
-from apportion.curator.gradients.reference import ReferenceGradients
+from apportion.curator.gradients.engine import Engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Batch, as_records
 from apportion.curator.tree import batch_size as size_of
 from apportion.curator.tree import map_tensors, tensors_of
 from apportion.errors import BudgetExhausted, WrongOrder
-from apportion.strategies.clip import Clip, Fixed
+from apportion.strategies.clip import Clip
 from apportion.strategies.context import epoch_length
-from apportion.strategies.noise import Constant, NoiseSchedule
+from apportion.strategies.noise import NoiseSchedule
+from apportion.strategies.update import Plain
 from apportion.training.history import Entry
 from apportion.training.record_loss import Reduction, per_record_scale, require_separable
 from apportion.training.recovery import Recovery
@@ -64,7 +65,7 @@ class PrivateModel(nn.Module):
     In `eval()` mode or under `torch.no_grad()` it is the plain model, for evaluation on public data.
     """
 
-    def __init__(self, engine: ReferenceGradients, reduction: Reduction):
+    def __init__(self, engine: Engine, reduction: Reduction):
         super().__init__()
         self.module = engine.model
         self._engine, self._reduction = engine, reduction
@@ -215,8 +216,10 @@ class Private:
                     )
                 piece = following
         self.model.current = self._settings = None
-        if self._out is not None and not self.steps_left:
-            self.save(self._out)
+        if not self.steps_left:
+            self._session.curator.end_workers()
+            if self._out is not None:
+                self.save(self._out)
 
     def complete_micro_batch(self) -> None:
         """What `optimizer.step()` does: add the micro-batch to the sum, and after the last one release and update."""
@@ -229,7 +232,7 @@ class Private:
             "call loss.backward() once, on a loss computed from private.model's output in train() mode, before each "
             "private.optimizer.step()",
         )
-        current.draw.add(self._session.engine.rows())
+        current.draw.add(self._session.engine.gradients())
         if current.last:
             self._update(current.draw)
 
@@ -263,6 +266,7 @@ def make_private(
     steps: int | None = None,
     clip: Clip | None = None,
     noise: NoiseSchedule | None = None,
+    update: Plain | None = None,
     loss_reduction: Reduction = "mean",
     scheduler: LRScheduler | None = None,
     execution: Execution | None = None,
@@ -288,15 +292,15 @@ def make_private(
         population=population, batch_size=batch_size, epochs=epochs, sample_rate=sample_rate, steps=steps
     )
     records = as_records(train_data)
-    mode = require_trainable(model, None, records)
+    mode = require_trainable(model, None, records, execution)
     session = open_session(
         model,
         optimizer,
         records,
         budget=budget,
         sampling=sampling,
-        clip=clip or Fixed(),
-        noise=noise or Constant(),
+        clip=clip,
+        noise=noise,
         execution=execution or Execution(),
         randomness=Randomness.choose(seed),
         out=None if out is None else Path(out),
@@ -304,6 +308,7 @@ def make_private(
         mode=mode,
         own_loop=True,
         scheduler=scheduler,
+        update=update,
         recovery=recovery,
         resume=resume,
     )

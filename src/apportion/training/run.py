@@ -1,6 +1,6 @@
 """What a private run gives back, and the folder it is kept in.
 
-public/   may be published: configuration, history of released values, weights, privacy statement
+public/   may be published: configuration, history of released values, weights (and averaged ones), privacy statement
 secret/   must not: the ledger and the checkpoint, which belong to whoever guards the data
 """
 
@@ -38,6 +38,14 @@ class Run:
     def model(self) -> nn.Module:
         """The model; its weights are covered by the guarantee."""
         return self._session.model
+
+    @property
+    def averaged(self) -> nn.Module | None:
+        """A copy of the model with the averaged weights of `apportion.update.Plain(average=...)`, as covered as the model itself.
+
+        It is what `evaluate` measures where an average is kept. `None` where none is.
+        """
+        return self._session.averaged
 
     @property
     def history(self) -> Sequence[Entry]:
@@ -80,6 +88,7 @@ class Run:
             "clip": describe(plan.clip),
             "noise": describe(plan.noise),
             "noise_multipliers": _compact(plan.multipliers),
+            "update": describe(self._session.update),
             "optimizer": type(self._session.optimizer).__name__,
             "lr": self._session.initial_learning_rates,
             "versions": package_versions(),
@@ -91,11 +100,12 @@ class Run:
         self._save_ledger(root / LEDGER)
         with explained(public):
             public.mkdir(parents=True, exist_ok=True)
-        replace_file(public / "weights.safetensors", save(_without_aliases(self.model)))
         facts = self.statement() | {
-            "weights_sha256": hashlib.sha256((public / "weights.safetensors").read_bytes()).hexdigest(),
+            "weights_sha256": _save_weights(public / "weights.safetensors", self.model),
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
         }
+        if (averaged := self.averaged) is not None:
+            facts["averaged_weights_sha256"] = _save_weights(public / "averaged.safetensors", averaged)
         _write_json(public / "configuration.json", self.configuration())
         _write_json(public / "history.json", [entry.as_json() for entry in self.history])
         _write_json(public / "privacy.json", facts)
@@ -112,6 +122,13 @@ class Run:
         if checkpoints is not None and (checkpoints.folder / LEDGER).resolve() == path.resolve():
             path.unlink(missing_ok=True)  # an older copy of this same run, from before it was resumed
         ledger.copy_to(path, self._session.account.run)  # refuses a folder that holds another run's ledger
+
+
+def _save_weights(path: Path, model: nn.Module) -> str:
+    """Write the weights of `model`; returns the hash of the file."""
+    content = save(_without_aliases(model))
+    replace_file(path, content)
+    return hashlib.sha256(content).hexdigest()
 
 
 def _compact(values: Sequence[float]) -> list[float] | float:

@@ -14,10 +14,12 @@ from apportion.accounting.account import Account
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.ledger import Ledger
 from apportion.budget import Budget
-from apportion.curator.compatibility import check
+from apportion.curator.compatibility import check, copy_of
 from apportion.curator.curator import Charges, Curator, Draws, Execution, LossFunction
-from apportion.curator.gradients.reference import Mode, ReferenceGradients, trained_parameters
+from apportion.curator.gradients.engine import Engine, Mode, build_engine
+from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.mechanisms import Mechanism
+from apportion.curator.memory import with_known_batch
 from apportion.curator.probe import per_record_mode, probe_loss, probe_model
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
@@ -25,11 +27,13 @@ from apportion.errors import InvalidArgument, WrongOrder
 from apportion.request import Released, Request
 from apportion.strategies.clip import Clip
 from apportion.strategies.noise import NoiseSchedule
+from apportion.strategies.roles import resolve_roles
+from apportion.strategies.update import Plain
 from apportion.training.checkpoint import CHECKPOINT, Checkpoints, restored
 from apportion.training.exact import DRAWS, KEY, ExactCurator
 from apportion.training.history import Entry, as_columns, from_columns, is_report_step
 from apportion.training.optimizers import require_plain_step, require_same_parameters
-from apportion.training.plan import Plan, make_plan
+from apportion.training.plan import Plan, describe, make_plan
 from apportion.training.recovery import Recovery, configuration
 from apportion.training.sampling import Sampling
 
@@ -42,7 +46,7 @@ class Session:
 
     def __init__(
         self,
-        engine: ReferenceGradients,
+        engine: Engine,
         optimizer: Optimizer,
         plan: Plan,
         curator: Curator | ExactCurator,
@@ -51,6 +55,7 @@ class Session:
         *,
         own_loop: bool,
         scheduler: LRScheduler | None = None,
+        update: Plain | None = None,
         checkpoints: Checkpoints | None = None,
     ):
         self.own_loop, self.checkpoints = own_loop, checkpoints
@@ -61,12 +66,34 @@ class Session:
         self.entries: list[Entry] = []
         self._applying = False
         optimizer.register_step_pre_hook(self._only_released_gradients)
-        self._sizes = {name: parameter.numel() for name, parameter in trained_parameters(self.model).items()}
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in trained_parameters(self.model).items()}
+        plan.rehearse(self._shapes)
         self._clip_state = plan.clip.init(self._context(1))
+        self.update = update or Plain()
+        self.update.require(plan.request(self._context(1), self._clip_state))
+        self._update_state = self.update.init(trained_parameters(self.model))
 
     @property
     def model(self) -> nn.Module:
         return self.engine.model
+
+    @property
+    def averaged(self) -> nn.Module | None:
+        """A copy of the model with averaged weights; `None` if the update keeps no average, or before the first step."""
+        weights = self.update.averaged(self._update_state)
+        if weights is None:
+            return None
+        model = copy_of(self.model)
+        parameters = trained_parameters(model)
+        for name, value in weights.items():
+            parameters[name].data.copy_(value)
+        return model
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model as it is meant to be used: with averaged weights, where they are kept."""
+        averaged = self.averaged
+        return self.model if averaged is None else averaged
 
     @property
     def repeatable(self) -> bool:
@@ -87,7 +114,7 @@ class Session:
         require_same_parameters(self.model, self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)  # whatever was there before was not released
         parameters = trained_parameters(self.model)
-        for name, gradient in released.gradient.items():
+        for name, gradient in self.update.gradient(released).items():
             parameters[name].grad = gradient
         learning_rate = tuple(float(group["lr"]) for group in self.optimizer.param_groups)
         self._applying = True
@@ -98,11 +125,12 @@ class Session:
         self.optimizer.zero_grad(set_to_none=True)
         if self._scheduler is not None:
             self._scheduler.step()
+        self._update_state = self.update.observe(self._update_state, parameters)
         self._clip_state = self.plan.clip.observe(self._clip_state, released)
         entry = Entry(
             step=self.step,
             epoch=self._context(self.step).epoch,
-            clip=self._shared("clip", tuple(release.threshold for release in released.request.releases)),
+            clip=self._shared("clip", tuple(release.threshold for release in released.request.sums)),
             noise_multiplier=released.request.noise_multiplier,
             learning_rate=self._shared("learning_rate", learning_rate),
         )
@@ -122,6 +150,7 @@ class Session:
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "clip": self._clip_state,
+            "update": self._update_state,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -130,7 +159,7 @@ class Session:
         self.optimizer.load_state_dict(state["optimizer"])
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
-        self._clip_state = state["clip"]
+        self._clip_state, self._update_state = state["clip"], state["update"]
         self.entries = from_columns(state["history"])
 
     def write_checkpoint(self) -> None:
@@ -170,7 +199,7 @@ class Session:
             self.curator.close()
 
     def _context(self, step: int) -> Any:
-        return self.plan.context(step, self._sizes)
+        return self.plan.context(step, self._shapes)
 
 
 def open_session(
@@ -180,8 +209,8 @@ def open_session(
     *,
     budget: Budget,
     sampling: Sampling,
-    clip: Clip,
-    noise: NoiseSchedule,
+    clip: Clip | None,
+    noise: NoiseSchedule | None,
     execution: Execution,
     randomness: Randomness,
     out: Path | None,
@@ -189,6 +218,7 @@ def open_session(
     mode: Mode,
     own_loop: bool,
     scheduler: LRScheduler | None = None,
+    update: Plain | None = None,
     recovery: Recovery | None = None,
     resume: bool = False,
     mechanism: Mechanism | None = None,
@@ -201,6 +231,15 @@ def open_session(
             "it is not a Budget",
             "Pass apportion.Budget(epsilon=3.0, delta=1e-5, unit=apportion.Record())",
         )
+    clip, noise = resolve_roles(clip, noise)
+    update = Plain() if update is None else update
+    if not isinstance(update, Plain):
+        raise InvalidArgument(
+            "update",
+            update,
+            "it is not an update strategy",
+            "Pass for example update=apportion.update.Plain(average=0.99)",
+        )
     require_plain_step(optimizer)
     require_same_parameters(model, optimizer)
     recovery = recovery or Recovery()
@@ -208,7 +247,8 @@ def open_session(
     accountant = PrivacyLossAccountant()
     spare = 0 if out is None else recovery.spare_tokens(sampling.steps)
     plan = make_plan(budget, sampling, clip, noise, accountant, spare)
-    engine = ReferenceGradients(model, mode)
+    execution = with_known_batch(execution, model, mode, records.example[0])
+    engine = build_engine(model, mode)
     checkpoints: Checkpoints | None = None
     earlier: dict[str, Any] | None = None
     if out is not None:
@@ -221,6 +261,7 @@ def open_session(
             own_loop=own_loop,
             private=randomness.private,
         )
+        facts["update"] = describe(update)
         checkpoints = Checkpoints(out, recovery.interval(plan.steps), facts)
         earlier = checkpoints.read() if resume else None
     books = _open_ledger(ledger, out, randomness) if earlier is None else _continue_ledger(ledger, out, earlier)
@@ -240,6 +281,7 @@ def open_session(
             randomness,
             own_loop=own_loop,
             scheduler=scheduler,
+            update=update,
             checkpoints=checkpoints,
         )
         if earlier is not None and out is not None:
@@ -322,11 +364,13 @@ def _continue_ledger(shared: Path | None, out: Path | None, earlier: dict[str, A
     return ledger
 
 
-def require_trainable(model: nn.Module, loss_fn: LossFunction | None, records: Records) -> Mode:
+def require_trainable(
+    model: nn.Module, loss_fn: LossFunction | None, records: Records, execution: Execution | None = None
+) -> Mode:
     """Refuse a model or loss that mixes records; say how per-record gradients will be computed. Uses synthetic values only."""
     check(model).require()
     inputs, target = records.example
     probe_model(model, inputs)
     if loss_fn is not None:
         probe_loss(model, loss_fn, inputs, target)
-    return per_record_mode(model, loss_fn, inputs, target)
+    return per_record_mode(model, loss_fn, inputs, target, (execution or Execution()).engine)

@@ -16,8 +16,9 @@ from apportion.curator.curator import Execution, LossFunction
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.errors import InvalidArgument, TakenOver
-from apportion.strategies.clip import Clip, Fixed
-from apportion.strategies.noise import Constant, NoiseSchedule
+from apportion.strategies.clip import Clip
+from apportion.strategies.noise import NoiseSchedule
+from apportion.strategies.update import Plain
 from apportion.training.evaluation import accuracy, require_public
 from apportion.training.loop import take_steps
 from apportion.training.optimizers import OptimizerFactory, build_optimizer
@@ -43,6 +44,7 @@ def train(
     optimizer: str | OptimizerFactory = "sgd",
     clip: Clip | None = None,
     noise: NoiseSchedule | None = None,
+    update: Plain | None = None,
     evaluate: Public | None = None,
     execution: Execution | None = None,
     seed: int | None = None,
@@ -73,7 +75,9 @@ def train(
             factory such as `torch.optim.SGD`.
         clip: how far one record may move the sum; `apportion.clip.Fixed(1.0)` by default.
         noise: the multipliers; by default constant, and solved from the budget.
-        evaluate: data declared public, on which accuracy is measured during the run.
+        update: what else is done with released values: `apportion.update.Plain(average=0.99)` keeps averaged weights beside the
+            model (`run.averaged`, public/averaged.safetensors), `Plain(divide_by_clip=True)` gives the optimiser g̃_t/C_t.
+        evaluate: data declared public, on which accuracy is measured during the run; of the averaged weights, where they are kept.
         execution: memory knobs, which never change the guarantee.
         seed: for tests and experiments only. The run is then reproducible and *not private*.
         out: a new folder, in which the ledger is durable from the first step and the run is saved at the end (also of a run
@@ -103,7 +107,7 @@ def train(
     )
     records = as_records(train_data)
     was_training = model.training
-    mode = require_trainable(model, loss_fn, records)
+    mode = require_trainable(model, loss_fn, records, execution)
     if isinstance(loss_fn, nn.Module):
         loss_fn = copy_of(loss_fn)  # a loss that remembers what it saw must not hand it out
     built = build_optimizer(model, optimizer, lr)
@@ -113,8 +117,8 @@ def train(
         records,
         budget=budget,
         sampling=sampling,
-        clip=clip or Fixed(),
-        noise=noise or Constant(),
+        clip=clip,
+        noise=noise,
         execution=execution or Execution(),
         randomness=Randomness.choose(seed),
         out=None if out is None else Path(out),
@@ -122,6 +126,7 @@ def train(
         mode=mode,
         own_loop=False,
         scheduler=None if scheduler is None else scheduler(built),
+        update=update,
         recovery=recovery,
         resume=resume,
     )
@@ -134,6 +139,7 @@ def train(
         ours = False
         raise
     finally:  # also after an interruption: what was charged, and what came of it, is not lost
+        session.curator.end_workers()
         model.train(was_training)
         if out is not None and session.entries and ours:
             run.save(out)

@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from apportion.curator.gradients.losses import LossFunction, record_losses, require_leaves
+from apportion.curator.gradients.structure import Structure
 from apportion.curator.tree import batch_size, call_arguments, map_tensors
-from apportion.errors import UnsupportedModel, WrongOrder
-
-Mode = Literal["vmap", "loop"]
+from apportion.errors import WrongOrder
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -37,18 +37,19 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 class ReferenceGradients:
     """`forward` a micro-batch, run a backward pass of its loss, then fetch the `rows`."""
 
-    def __init__(self, model: nn.Module, mode: Mode):
+    def __init__(self, model: nn.Module, mode: Literal["vmap", "loop"]):
         self.model, self.mode = model, mode
         self._scratch = copy.deepcopy(model)
+        self._structure = Structure(model)
         self._frozen: dict[str, Tensor] = {}
         self._copies: list[Mapping[str, Tensor]] | None = None
 
     def forward(self, inputs: Any) -> Any:
         """The model's outputs for a batch, each record through its own copy of the parameters."""
+        self.follow()
         size = batch_size(inputs)
         trained = {name: parameter.detach().clone() for name, parameter in trained_parameters(self.model).items()}
         self._frozen = {name: p.detach().clone() for name, p in self.model.named_parameters() if name not in trained}
-        self._follow_training_flags()
         if self.mode == "vmap":
             together = {name: value.expand(size, *value.shape).requires_grad_() for name, value in trained.items()}
             self._copies = [together]
@@ -75,38 +76,17 @@ class ReferenceGradients:
         copies, self._copies = self._copies, None
         return {name: torch.cat([_gradient_of(values[name]) for values in copies]) for name in copies[0]}
 
-    def record_losses(self, loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
-        """The loss of every record alone, (b,). Alone, so that mean and sum are the same thing and nothing can be mixed."""
+    def gradients(self) -> dict[str, Tensor]:
+        """The rows: this engine writes gradients out."""
+        return self.rows()
 
-        def alone(output: Any, target: Any) -> Tensor:
-            batch_of_one = map_tensors(lambda tensor: tensor.unsqueeze(0), (output, target))
-            return loss_fn(*batch_of_one).sum()
-
-        if self.mode == "vmap":
-            losses: Tensor = vmap(alone, randomness="different")(outputs, targets)
-            return losses
-        size = batch_size(outputs)
-        return torch.stack(
-            [alone(*map_tensors(lambda tensor, i=i: tensor[i], (outputs, targets))) for i in range(size)]
-        )
+    def record_losses(self, loss_fn: LossFunction, outputs: Any, targets: Any) -> Tensor:
+        """The loss of every record alone, (b,)."""
+        return record_losses(loss_fn, outputs, targets, together=self.mode == "vmap")
 
     def require_own_parameters(self, loss: Tensor) -> None:
         """Refuse a loss that would also leave a raw gradient in something else than the records' copies."""
-        own = {id(value) for values in self._copies or () for value in values.values()}
-        nodes: list[Any] = [loss.grad_fn]
-        seen: set[Any] = set()
-        while nodes:
-            node = nodes.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            leaf = getattr(node, "variable", None)
-            if leaf is not None and id(leaf) not in own:
-                raise UnsupportedModel(
-                    f"the loss depends on a trainable tensor of shape {tuple(leaf.shape)} outside the model's parameters: it would "
-                    "get a gradient that is neither clipped nor noised. Make it a part of the model, or detach it"
-                )
-            nodes.extend(following for following, _ in node.next_functions)
+        require_leaves(loss, [value for values in self._copies or () for value in values.values()])
 
     def _alone(self, parameters: Mapping[str, Tensor], record: Any) -> Any:
         positional, named = call_arguments(map_tensors(lambda tensor: tensor.unsqueeze(0), record))
@@ -114,7 +94,9 @@ class ReferenceGradients:
         output = functional_call(self._scratch, {**self._frozen, **buffers, **parameters}, positional, named)
         return map_tensors(lambda tensor: tensor.squeeze(0), output)
 
-    def _follow_training_flags(self) -> None:
+    def follow(self) -> None:
+        """Take over the model's training flags; weights and buffers are copied for every batch."""
+        self._structure.require_same(self.model)
         for original, scratch in zip(self.model.modules(), self._scratch.modules(), strict=True):
             scratch.training = original.training
 

@@ -1,4 +1,7 @@
-"""The clip role: how far one record may move the sum. It moves thresholds, never multipliers, so it costs nothing extra.
+"""The clip role: how far one record may move the sum. It moves thresholds, never multipliers, so a step costs the same.
+
+Some clips release a statistic of the norms beside the gradient. Both divide the multiplier of the step, so that the price is still
+that of one release; it is the gradient that gets a little more noise.
 
 `propose` returns the releases of a request; `observe` may use what was released to choose the next thresholds.
 """
@@ -7,10 +10,17 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from apportion.request import ClippedSum, Released
+from apportion.request import Release, Released
+from apportion.strategies.clip.adaclip import AdaClip
+from apportion.strategies.clip.automatic import Automatic
 from apportion.strategies.clip.decay import Decay
 from apportion.strategies.clip.fixed import Fixed
+from apportion.strategies.clip.fixed_deviation import FixedDeviation
+from apportion.strategies.clip.linear_decay import LinearDecay
+from apportion.strategies.clip.norm_based import NormBased
+from apportion.strategies.clip.quantile import Quantile
 from apportion.strategies.clip.sensitivity_decay import SensitivityDecay
+from apportion.strategies.clip.sequence import Sequence
 from apportion.strategies.context import Context
 
 
@@ -20,9 +30,21 @@ class Clip(Protocol):
 
     def init(self, context: Context) -> Any: ...
 
-    def propose(self, state: Any, context: Context) -> tuple[ClippedSum, ...]: ...
+    def propose(self, state: Any, context: Context) -> tuple[Release, ...]: ...
 
     def observe(self, state: Any, released: Released) -> Any: ...
 
 
-__all__ = ["Clip", "Decay", "Fixed", "SensitivityDecay"]
+__all__ = [
+    "AdaClip",
+    "Automatic",
+    "Clip",
+    "Decay",
+    "Fixed",
+    "FixedDeviation",
+    "LinearDecay",
+    "NormBased",
+    "Quantile",
+    "SensitivityDecay",
+    "Sequence",
+]

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from apportion import validate
 from apportion.errors import InvalidArgument
-from apportion.request import ClippedSum, Released
+from apportion.strategies.clip.schedule import ClipSchedule
 from apportion.strategies.context import Context
 
 
 @dataclass(frozen=True)
-class Decay:
+class Decay(ClipSchedule):
     """C_t = max(C₀ / t^a, C_min), where t = 1, 2, … is the epoch.
 
     The multiplier stays the same, so the noise falls with the threshold. Where most records are clipped, the size of a step
@@ -31,6 +31,7 @@ class Decay:
     minimum: float = 1e-3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         validate.store(
             self,
             start=validate.positive("clip.start", self.start, "it bounds what one record can do", "Try start=1.0"),
@@ -44,11 +45,5 @@ class Decay:
                 "clip.minimum", self.minimum, f"it lies above clip.start={self.start:g}", "Use a smaller minimum"
             )
 
-    def init(self, context: Context) -> None:
-        return None
-
-    def propose(self, state: None, context: Context) -> tuple[ClippedSum, ...]:
-        return (ClippedSum(threshold=max(self.start / context.epoch**self.power, self.minimum)),)
-
-    def observe(self, state: None, released: Released) -> None:
-        return None
+    def threshold_at(self, context: Context) -> float:
+        return max(self.start / float(context.epoch**self.power), self.minimum)

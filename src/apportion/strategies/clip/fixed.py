@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from apportion import validate
-from apportion.request import ClippedSum, Released
+from apportion.strategies.clip.schedule import ClipSchedule
 from apportion.strategies.context import Context
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(ClipSchedule):
     """C_t = C.
 
     Args:
@@ -23,14 +23,9 @@ class Fixed:
     threshold: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         reason = "it bounds what one record can do"
         validate.store(self, threshold=validate.positive("clip.threshold", self.threshold, reason, "Try threshold=1.0"))
 
-    def init(self, context: Context) -> None:
-        return None
-
-    def propose(self, state: None, context: Context) -> tuple[ClippedSum, ...]:
-        return (ClippedSum(threshold=self.threshold),)
-
-    def observe(self, state: None, released: Released) -> None:
-        return None
+    def threshold_at(self, context: Context) -> float:
+        return self.threshold

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from apportion import validate
 from apportion.errors import InvalidArgument
-from apportion.request import ClippedSum, Released
+from apportion.strategies.clip.schedule import ClipSchedule
 from apportion.strategies.context import Context
 
 
 @dataclass(frozen=True)
-class SensitivityDecay:
+class SensitivityDecay(ClipSchedule):
     """C_t = max(C₀·ρ^(−t/T), C_min), for t = 1..T.
 
     Args:
@@ -28,6 +28,7 @@ class SensitivityDecay:
     minimum: float = 1e-3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         validate.store(
             self,
             start=validate.positive("clip.start", self.start, "it bounds what one record can do", "Try start=1.5"),
@@ -41,11 +42,5 @@ class SensitivityDecay:
                 "clip.minimum", self.minimum, f"it lies above clip.start={self.start:g}", "Use a smaller minimum"
             )
 
-    def init(self, context: Context) -> None:
-        return None
-
-    def propose(self, state: None, context: Context) -> tuple[ClippedSum, ...]:
-        return (ClippedSum(threshold=max(self.start * self.ratio ** (-context.step / context.steps), self.minimum)),)
-
-    def observe(self, state: None, released: Released) -> None:
-        return None
+    def threshold_at(self, context: Context) -> float:
+        return max(self.start * float(self.ratio ** (-context.step / context.steps)), self.minimum)

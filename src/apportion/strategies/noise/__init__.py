@@ -2,6 +2,7 @@
 
 Every strategy here is a **schedule**: z_t = scale·relative(t) is known before any record is read, so ordinary exact
 composition prices it. With `multiplier=None` the scale is solved from the budget, otherwise it is the given value.
+All hyper-parameters of a shape are relative to the scale, so they mean the same in both cases.
 """
 
 from __future__ import annotations
@@ -10,7 +11,15 @@ from typing import Protocol, runtime_checkable
 
 from apportion.strategies.context import Context
 from apportion.strategies.noise.constant import Constant
+from apportion.strategies.noise.exponential import ExponentialDecay
+from apportion.strategies.noise.geometric import GeometricDecay
 from apportion.strategies.noise.growing import GrowingMu
+from apportion.strategies.noise.influence import InfluenceWeighted
+from apportion.strategies.noise.linear import LinearDecay
+from apportion.strategies.noise.polynomial import PolynomialDecay
+from apportion.strategies.noise.privacy_utility import PrivacyUtility
+from apportion.strategies.noise.step import StepDecay
+from apportion.strategies.noise.time import TimeDecay
 
 
 @runtime_checkable
@@ -23,4 +32,16 @@ class NoiseSchedule(Protocol):
     def relative(self, context: Context) -> float: ...
 
 
-__all__ = ["Constant", "GrowingMu", "NoiseSchedule"]
+__all__ = [
+    "Constant",
+    "ExponentialDecay",
+    "GeometricDecay",
+    "GrowingMu",
+    "InfluenceWeighted",
+    "LinearDecay",
+    "NoiseSchedule",
+    "PolynomialDecay",
+    "PrivacyUtility",
+    "StepDecay",
+    "TimeDecay",
+]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from apportion import validate
 from apportion.strategies.context import Context
+from apportion.strategies.noise.schedule import Schedule
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Schedule):
     """z_t = z.
 
     Args:
@@ -19,11 +19,6 @@ class Constant:
     """
 
     multiplier: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.multiplier is not None:
-            reason, fix = "without noise there is no privacy", "Leave it out to fit the budget"
-            validate.store(self, multiplier=validate.positive("noise.multiplier", self.multiplier, reason, fix))
 
     def relative(self, context: Context) -> float:
         return 1.0

@@ -1,0 +1,178 @@
+"""Writes docs/performance.md and its picture from the figures in benchmarks/engine.json and benchmarks/memory.json."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import drawing
+import memory
+from peers import ENGINES, OURS, PEERS
+from results import FILE, Summary, newest, summarise
+from workloads import WORKLOADS
+
+DOCS = Path(__file__).parents[1] / "docs"
+DESCRIPTIONS = {
+    "b1": "MNIST network B1 of Lin et al. as printed, 152,618 parameters",
+    "papernot": "MNIST network of Papernot et al., 26,010 parameters",
+    "b2": "CIFAR-10 network B2 of Lin et al., 550,570 parameters",
+    "mlp": "784-1000-1000-10",
+    "imdb": "mean of 256 word embeddings, vocabulary 10,000, two linear layers",
+    "lstm": "names of 15 characters, LSTM of width 128",
+    "transformer": "4 layers of width 256, 128 words",
+    "wrn": "WRN-16-4 with group normalisation, 32 × 32 pixels",
+}
+
+
+def write() -> None:
+    """The page and its picture."""
+    records = newest()
+    if not records:
+        raise SystemExit(f"error: {FILE.name} holds no figures; run `make bench` first")
+    summaries = [summarise(record) for record in records.values()]
+    pictured = {
+        summary.workload: {
+            engine: (min(ratios), statistics.median(ratios), max(ratios))
+            for engine in (*OURS, "sgd-channels-last", *PEERS)
+            if (ratios := summary.ratios.get(engine))
+        }
+        for summary in summaries
+    }
+    picture = DOCS / "images" / "performance.svg"
+    picture.write_text(
+        drawing.ranges(
+            "Cost of a private step", "time over plain SGD in the default layout (less is better)", pictured
+        ),
+        encoding="utf-8",
+    )
+    (DOCS / "performance.md").write_text(page(list(records.values()), summaries), encoding="utf-8")
+
+
+def page(records: list[dict], summaries: list[Summary]) -> str:
+    def measured(key: str) -> str:
+        return ", ".join(sorted({record[key] for record in records}))
+
+    workloads = rows(
+        ["workload", "model", "batch", "processes", "plain SGD, ms"],
+        [
+            [
+                summary.workload,
+                DESCRIPTIONS[summary.workload],
+                _batch(summary.workload),
+                str(len(summary.milliseconds)),
+                f"{statistics.median(summary.milliseconds):.0f}",
+            ]
+            for summary in summaries
+        ],
+    )
+    targets = rows(
+        ["workload", "what", "target", "found", ""],
+        [
+            [summary.workload, what, f"{target:g}", f"{found:.2f}", "met" if met else "**missed**"]
+            for summary in summaries
+            for what, found, target, met in summary.checks()
+        ],
+    )
+    failures = "\n".join(
+        f"- {engine} on {summary.workload}: {reason}"
+        for summary in summaries
+        for engine, reason in summary.failed.items()
+    )
+    memory_section = f"\n\n{memory_text()}" if memory.FILE.exists() else ""
+    return (
+        f"""# Performance
+
+<!-- Written by `python benchmarks/engine.py --write`; edit benchmarks/performance_page.py instead. -->
+
+What does privacy cost in time and memory? Everything below was measured with `make bench` on a {measured("processor")} with two threads
+(torch {measured("torch")}, Opacus {measured("opacus")}, {measured("date")}; source {measured("code")}). Ratios carry over to other
+machines better than milliseconds, but not exactly.
+
+![Time of a step over plain SGD, for each workload and engine](images/performance.svg)
+
+{workloads}
+
+A step is all that one costs: a Poisson draw by index, clipping to norm 1, noise, the charge to the books, the update. Plain SGD draws the
+same way. Ours tosses its coins and makes its noise with a cryptographic generator; the peers use torch's.
+
+## Time, in steps of plain SGD
+
+Median over processes [least to most]. Plain SGD is in torch's default layout.
+
+{table(summaries, lambda summary, engine: _ranged(summary.ratios.get(engine)))}
+
+## Time, in steps of the better plain SGD
+
+For images the layout channels_last is often faster, also without privacy. Here the faster of the two is 1.
+
+{table(summaries, lambda summary, engine: _ranged(summary.best_ratios.get(engine)))}
+
+## Memory added at the peak of a step, MiB
+
+{table(summaries, lambda summary, engine: _whole(summary.peak_mb.get(engine)))}{memory_section}
+
+## Targets
+
+{targets}
+
+## How it was measured
+
+- One process for each workload and repetition, in which the engines take turns, after two steps to warm up. Every process is kept.
+- A turn counts if the scheduler let the process's threads wait for less than 3 % of it. The figure of a process is the median of the
+  turns that count, or of the five best if fewer do.
+- Time is divided by the number of records drawn, because Poisson batches differ in size, and stated for the expected batch.
+- Memory is measured in a process of its own for each engine: what two steps add to the process once model, records and engine are built.
+- One process does not fix a ratio: figures move from one to the next. Read the ranges.
+- The peers run as documented, ours was developed on these very workloads. Expect less of it on others.
+- Opacus is not run in the layout channels_last: there the gradients of its convolutions are wrong in version 1.6.0, because `unfold2d`
+  takes the last two strides for granted. Book-keeping as in fastDP is not measured: it is not on the package index.
+{failures}
+""".rstrip()
+        + "\n"
+    )
+
+
+def memory_text() -> str:
+    found = memory.stored()["curves"]
+    batches = sorted({row["batch"] for row in found})
+    known = {(row["way"], row["batch"]): row["peak_mb"] for row in found}
+    lines = rows(
+        ["batch", *map(str, batches)], [[way, *(_whole(known.get((way, b))) for b in batches)] for way in memory.WAYS]
+    )
+    return f"""### Against the size of the batch
+
+B1 again, with `python benchmarks/memory.py`. Materialised: all per-record gradients at once, by `torch.func`. Micro-batched: ours with
+`Execution(micro_batch={memory.MICRO_BATCH})`. One-pass: ours with the whole batch at once.
+
+![Memory against the size of the batch](images/memory.svg)
+
+{lines}"""
+
+
+def table(summaries: list[Summary], cell: Callable[[Summary, str], str]) -> str:
+    """Engines down, workloads across; engines that ran nowhere are left out."""
+    found = [[engine, *(cell(summary, engine) for summary in summaries)] for engine in ENGINES]
+    return rows(
+        ["engine", *(summary.workload for summary in summaries)], [row for row in found if set(row[1:]) != {"–"}]
+    )
+
+
+def rows(head: list[str], body: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body))
+
+
+def _ranged(values: list[float] | None) -> str:
+    if not values:
+        return "–"
+    middle = f"{statistics.median(values):.2f}"
+    return middle if max(values) - min(values) < 0.005 else f"{middle} [{min(values):.2f}–{max(values):.2f}]"
+
+
+def _whole(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f}"
+
+
+def _batch(name: str) -> str:
+    workload = WORKLOADS[name]
+    return f"{workload.batch}" + (f" in pieces of {workload.micro_batch}" if workload.micro_batch else "")

@@ -1,0 +1,251 @@
+"""What every strategy must keep to, checked on a small model. All built-in ones pass; run it on your own before you trust it.
+
+    apportion.audit.check_strategy(MyClip(start=0.5)).require()
+
+| check                         | why                                                                                              |
+|-------------------------------|--------------------------------------------------------------------------------------------------|
+| the same answers twice        | a strategy that tosses coins of its own cannot be replayed or resumed                            |
+| its state survives a file     | a resumed run must go on exactly where it stopped                                                |
+| any released value is borne   | noise may be huge: thresholds stay positive, finite and inside [minimum, maximum]                |
+| empty batches and NaN records | neither may stop a run, and neither may be seen                                                  |
+| no raw value is touched       | the run is done by a curator whose raw tensors raise when somebody looks                         |
+| micro-batches change nothing  | memory must not change the mechanism                                                             |
+| neighbours look the same      | the replay audit of a short run (`replay`)                                                       |
+| the price is right            | the events in the ledger, priced by `dp_accounting`, cost what the run says                      |
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from apportion.accounting.accountant import PrivacyLossAccountant, count_events
+from apportion.accounting.verification import independent_price
+from apportion.audit.replay import replay
+from apportion.audit.sealed import SealedAccess, seal_session
+from apportion.budget import Budget, Record
+from apportion.curator.curator import Execution
+from apportion.curator.randomness import Randomness
+from apportion.curator.records import as_records
+from apportion.errors import PrivacyViolation
+from apportion.request import Released, Request
+from apportion.strategies.clip import Clip
+from apportion.strategies.noise import NoiseSchedule
+from apportion.strategies.roles import resolve_roles
+from apportion.training.loop import take_steps
+from apportion.training.optimizers import build_optimizer
+from apportion.training.packing import digest, pack, unpack
+from apportion.training.plan import Plan, make_plan
+from apportion.training.sampling import Sampling
+from apportion.training.session import Session, open_session
+
+STEPS, RATE, RECORDS = 8, 0.5, 400
+BUDGET = Budget(epsilon=4.0, delta=1e-5, unit=Record())
+_EXTREMES = (0.0, 1.0, -1.0, 1e-30, 1e6, -1e6, 1e30, -1e30)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report: `problem` is `None` if it passed."""
+
+    name: str
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class StrategyReport:
+    """The result of `check_strategy`."""
+
+    strategy: str
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.problem is None for check in self.checks)
+
+    def require(self) -> None:
+        """Raise `PrivacyViolation` with the first problem; do nothing if there is none."""
+        for check in self.checks:
+            if check.problem is not None:
+                raise PrivacyViolation(f"{self.strategy}, {check.name}: {check.problem}.")
+
+    def __str__(self) -> str:
+        lines = (f"{'passed' if check.problem is None else 'FAILED':<8}{check.name}" for check in self.checks)
+        problems = (f"        {check.problem}" for check in self.checks if check.problem is not None)
+        return "\n".join((self.strategy, *lines, *problems))
+
+
+def check_strategy(strategy: Clip | NoiseSchedule) -> StrategyReport:
+    """Check a strategy of the clip or the noise role, or one that owns both.
+
+    An exception of the strategy counts as a problem of the check in which it was raised.
+    """
+    clip, noise = resolve_roles(strategy, None) if isinstance(strategy, Clip) else resolve_roles(None, strategy)
+    sampling = Sampling(population=RECORDS, sample_rate=RATE, steps=STEPS)
+    bench = _Bench(clip, noise, sampling, make_plan(BUDGET, sampling, clip, noise, PrivacyLossAccountant()))
+    checks: dict[str, Callable[[_Bench], str | None]] = {
+        "the same answers twice": _repeats,
+        "its state survives a file": _survives,
+        "any released value is borne": _stays_inside,
+        "empty batches and NaN records": _runs_on_bad_data,
+        "no raw value is touched": _runs_sealed,
+        "micro-batches change nothing": _ignores_micro_batches,
+        "neighbours look the same": _replays,
+        "the price is right": _is_priced,
+    }
+    return StrategyReport(
+        f"{type(strategy).__name__}", tuple(Check(name, _problem(check, bench)) for name, check in checks.items())
+    )
+
+
+def _problem(check: Callable[[_Bench], str | None], bench: _Bench) -> str | None:
+    try:
+        return check(bench)
+    except (Exception, SealedAccess) as error:
+        return f"it raised {type(error).__name__}: {error}"
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """The strategies of both roles, and what they are tried on."""
+
+    clip: Clip
+    noise: NoiseSchedule
+    sampling: Sampling
+    plan: Plan
+
+    @staticmethod
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+    @staticmethod
+    def records() -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        inputs = torch.randn(RECORDS, 5, generator=generator) * torch.logspace(-2, 2, RECORDS)[:, None]
+        return inputs, torch.randint(0, 3, (RECORDS,), generator=generator)
+
+    def requests(self, values: Sequence[float], state: Any = None, first: int = 1) -> Iterator[tuple[Request, Any]]:
+        """What is asked, step by step, and the state afterwards, if every released number of step t is `values[t − first]`."""
+        shapes = {name: tuple(parameter.shape) for name, parameter in self.model().named_parameters()}
+        if state is None:
+            state = self.clip.init(self.plan.context(1, shapes))
+        for step, value in enumerate(values, start=first):
+            request = self.plan.request(self.plan.context((step - 1) % STEPS + 1, shapes), state)
+            gradient = {name: torch.full(shape, value) for name, shape in shapes.items()}
+            state = self.clip.observe(state, Released(request, gradient, (value,) * len(request.statistics)))
+            yield request, state
+
+    def session(self, records: Any, micro_batch: int = 64, *, sealed: bool = False) -> Session:
+        """A run that was opened and not started."""
+        model, data, execution = self.model(), as_records(records), Execution(micro_batch)
+        session = open_session(
+            model,
+            build_optimizer(model, "momentum", 0.1),
+            data,
+            budget=BUDGET,
+            sampling=self.sampling,
+            clip=copy.deepcopy(self.clip),
+            noise=copy.deepcopy(self.noise),
+            execution=execution,
+            randomness=Randomness.seeded(0),
+            out=None,
+            ledger=None,
+            mode="vmap" if sealed else "one-pass",
+            own_loop=False,
+        )
+        if sealed:
+            seal_session(session, data, execution)
+        return session
+
+    def run(self, records: Any, micro_batch: int = 64, *, sealed: bool = False) -> Session:
+        """A finished run."""
+        session = self.session(records, micro_batch, sealed=sealed)
+        take_steps(session, nn.CrossEntropyLoss())
+        return session
+
+
+def _repeats(bench: _Bench) -> str | None:
+    values = [0.1, -0.2, 0.3, 0.0, 0.05, -0.4, 0.2, 0.1]
+    once, again = list(bench.requests(values)), list(copy.deepcopy(bench).requests(values))
+    if any(one != other for (one, _), (other, _) in zip(once, again, strict=True)):
+        return "asked twice with the same released values, it proposed something else"
+    return None
+
+
+def _survives(bench: _Bench) -> str | None:
+    values = [0.1, -0.2, 0.3, 0.0]
+    *_, (_, state) = bench.requests(values)
+    restored = unpack(pack(state))
+    if digest(restored) != digest(state):
+        return "its state is not the same after it was written and read"
+    there, here = bench.requests(values, state, first=5), bench.requests(values, restored, first=5)
+    if any(one != other for (one, _), (other, _) in zip(there, here, strict=True)):
+        return "it goes on differently with a state that was written and read"
+    return None
+
+
+def _stays_inside(bench: _Bench) -> str | None:
+    low, high = getattr(bench.clip, "minimum", 0.0), getattr(bench.clip, "maximum", math.inf)
+    for value in _EXTREMES:
+        for request, _ in bench.requests([value] * 100):
+            groups = len(request.sums)
+            for release in request.sums:
+                # with groups a schedule divides its overall threshold by √K
+                if (
+                    not low / math.sqrt(groups) * (1 - 1e-9) <= release.threshold <= high
+                    or release.threshold == math.inf
+                ):
+                    return f"after released values of {value:g} it proposed the threshold {release.threshold:g}"
+    return None
+
+
+def _runs_on_bad_data(bench: _Bench) -> str | None:
+    inputs, targets = bench.records()
+    inputs[::3] = math.nan
+    for few in (
+        (inputs, targets),
+        (inputs[:1] * math.nan, targets[:1]),
+    ):  # the second: hardly anyone, and nobody finite
+        session = bench.run(few)
+        if session.step != STEPS or not all(p.isfinite().all() for p in session.model.parameters()):
+            return "the run did not end with finite weights"
+    return None
+
+
+def _runs_sealed(bench: _Bench) -> str | None:
+    bench.run(bench.records(), sealed=True)
+    return None
+
+
+def _ignores_micro_batches(bench: _Bench) -> str | None:
+    runs = [bench.run(bench.records(), size) for size in (RECORDS, 7)]
+    whole, pieces = ([entry.clip for entry in run.entries] for run in runs)
+    for step, (one, other) in enumerate(zip(whole, pieces, strict=True), start=1):
+        if any(not math.isclose(a, b, rel_tol=1e-4) for a, b in zip(one, other, strict=True)):
+            return f"with other micro-batches the thresholds of step {step} are {other} instead of {one}"
+    return None
+
+
+def _replays(bench: _Bench) -> str | None:
+    inputs, targets = bench.records()
+    report = replay(bench.model(), nn.CrossEntropyLoss(), (inputs, targets), clip=bench.clip, noise=bench.noise)
+    return None if report.ok else str(report.findings[0])
+
+
+def _is_priced(bench: _Bench) -> str | None:
+    session = bench.run(bench.records())
+    account = session.account
+    events = [] if account.run is None else list(account.ledger.events(account.run))
+    if len(events) != bench.plan.steps:
+        return f"{len(events)} events were charged for {bench.plan.steps} steps"
+    independent, stated = independent_price(count_events(events), BUDGET.delta), account.epsilon()
+    if not independent.agrees(stated) or stated > BUDGET.epsilon:
+        return f"the run says ε = {stated:.4f}, dp_accounting says {independent.highest:.4f}"
+    return None

@@ -1,0 +1,254 @@
+"""Convolutions of one to three dimensions, and transposed ones.
+
+At output position t the layer sees a patch p_t of its padded input, c·k numbers for c channels and k places of the kernel, and
+y_t = W·p_t + b. With output gradients β_t, g = Σ_t β_t ⊗ p_t, as for a linear layer with T positions. Two ways to the norm:
+
+    patches       g is written out for a few records at a time:  2·T·o·c·k operations a record
+    pixel Gram    ‖g‖² = Σ_{t,s} (p_t·p_s)(β_t·β_s), where p_t·p_s = Σ_δ x_{t+δ}·x_{s+δ} is a box sum over the Gram matrix of the
+                  *pixels*, so that no patch is written out:  2·S²·c + 2·T²·o + T²·k for S pixels of the padded input
+
+A transposed convolution is the same with input and output gradient exchanged. Groups are independent convolutions.
+
+What was written out is kept for the weighted sum if it is not larger than what it replaces; otherwise the weighted sum is the weight
+gradient of an ordinary backward pass with scaled output gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from apportion.curator.gradients.rounding import gram, margin, norms_from_grams, squared
+from apportion.curator.gradients.use import added, chunks, scaled, without
+from apportion.errors import UnsupportedModel
+
+KEEP = 2.0
+"""Written-out gradients are kept if they have at most so many times the numbers of the input and output gradient together."""
+GRAM_CELLS = 1 << 16
+"""The pixel Gram has S² numbers a record: beyond this it would not fit into the cache."""
+
+
+class ConvolutionUse:
+    """One use of a convolution.
+
+    Args:
+        module: an `nn.Conv*d` or `nn.ConvTranspose*d`.
+        inputs: (b, channels, *size).
+    """
+
+    def __init__(self, module: Any, names: Mapping[str, str], inputs: Tensor):
+        self.names, self._module, self._inputs = names, module, inputs
+        if inputs.dim() != module.weight.dim():  # torch would take records without their first dimension for channels
+            raise UnsupportedModel("a convolution got an input without a batch dimension")
+        self._records = inputs.shape[0]
+        self._dimensions = inputs.dim() - 2
+        self._weight_rows: Tensor | None = None
+        self._gradients: Tensor | None = None
+
+    def receive(self, output_gradient: Tensor) -> None:
+        self._gradients = output_gradient
+        self._norms: dict[str, Tensor] = {}
+        self._bias_rows = output_gradient.flatten(2).sum(2) if "bias" in self.names else None
+        if "weight" in self.names:
+            self._norms[self.names["weight"]] = self._weight_norms()
+        if self._bias_rows is not None:
+            self._norms[self.names["bias"]] = squared(self._bias_rows)
+        if self._weight_rows is not None or "weight" not in self.names:
+            self._gradients = None
+            del self._inputs
+
+    @property
+    def kernel(self) -> str:
+        return "pixel Gram" if self._gram_is_cheaper else "patches"
+
+    # -- the two sides of the product: patches of one tensor, positions of the other --
+
+    def _sides(self, records: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """(patched, positions): (n, c, *padded size) and (n, o, *positions)."""
+        assert self._gradients is not None
+        inputs, gradients = self._inputs[records], self._gradients[records]
+        if not self._module.transposed:
+            return self._padded(inputs), gradients
+        zeros = [amount for amount in reversed(self._module.padding) for _ in (0, 1)]
+        return functional.pad(gradients, zeros), inputs
+
+    def _padded(self, inputs: Tensor) -> Tensor:
+        amounts = self._module._reversed_padding_repeated_twice
+        mode = self._module.padding_mode
+        if not any(amounts):
+            return inputs
+        return functional.pad(inputs, amounts, mode="constant" if mode == "zeros" else mode)
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        """T positions, S pixels of the patched side, channels of each side in one group."""
+        patched, positions = self._sides(slice(0, 1))
+        groups = self._module.groups
+        return (
+            math.prod(positions.shape[2:]),
+            math.prod(patched.shape[2:]),
+            patched.shape[1] // groups,
+            positions.shape[1] // groups,
+        )
+
+    @property
+    def _gram_is_cheaper(self) -> bool:
+        if self._dimensions != 2 or self._module.groups != 1 or self._gradients is None:
+            return False
+        places = math.prod(self._module.kernel_size)
+        positions, pixels, channels, out = self._sizes
+        gram = pixels**2 * channels + positions**2 * (out + places)
+        return pixels**2 <= GRAM_CELLS and 2 * gram < positions * out * channels * places
+
+    def _weight_norms(self) -> Tensor:
+        positions, pixels, channels, _ = self._sizes
+        places = math.prod(self._module.kernel_size)
+        if self._gram_is_cheaper:
+            return torch.cat([self._gram(part) for part in chunks(self._records, 2 * pixels**2)])
+        size = self._module.weight.numel()
+        kept = self._records * size <= KEEP * (self._inputs.numel() + self._gradients_or_fail.numel())
+        parts, written = [], []
+        for part in chunks(self._records, positions * channels * places * self._module.groups):
+            if kept:
+                written.append(self._written_out(part))
+                parts.append(squared(written[-1]))
+            else:
+                parts.append(self._written_out_norms(part))
+        if kept:
+            self._weight_rows = torch.cat(written)
+        return torch.cat(parts)
+
+    @property
+    def _gradients_or_fail(self) -> Tensor:
+        assert self._gradients is not None
+        return self._gradients
+
+    def _written_out_norms(self, records: slice | Tensor) -> Tensor:
+        """With the margin for a sum that is not made of these rows. A pixel stands in as many patches as the kernel has places."""
+        patched, positions = self._sides(records)
+        places = math.prod(self._module.kernel_size)
+        magnitudes = places * squared(patched) * squared(positions)
+        norms: Tensor = squared(self._written_out(records)) + margin(self._sizes[0], patched.dtype) * magnitudes
+        return norms
+
+    def _written_out(self, records: slice | Tensor) -> Tensor:
+        """(n, *shape of the weight)."""
+        patched, positions = self._sides(records)
+        groups, kernel = self._module.groups, self._module.kernel_size
+        count, n = math.prod(positions.shape[2:]), patched.shape[0]
+        channels_last = patched.stride(1) == 1 and patched.shape[1] > 1
+        windows = self._windows(patched, positions.shape[2:])  # (n, c, *positions, *kernel)
+        spatial = range(2, 2 + self._dimensions)
+        places = range(2 + self._dimensions, 2 + 2 * self._dimensions)
+        left = positions.reshape(n * groups, -1, count)  # (n·g, o/g, T)
+        if channels_last and groups == 1:
+            right = windows.permute(0, *spatial, *places, 1).reshape(n, count, -1)  # (n, T, k·c)
+            product = (left @ right).reshape(n, left.shape[1], *kernel, -1).movedim(-1, 2)
+        else:
+            right = windows.permute(0, 1, *places, *spatial).reshape(n * groups, -1, count)  # (n·g, c/g·k, T)
+            product = left @ right.mT
+        # A transposed convolution has patches of its output and positions of its input: (in, out/g, *kernel), as its weight.
+        return product.reshape(n, left.shape[1] * groups, patched.shape[1] // groups, *kernel)
+
+    def _windows(self, patched: Tensor, positions: torch.Size) -> Tensor:
+        module = self._module
+        for i in range(self._dimensions):
+            reach = module.dilation[i] * (module.kernel_size[i] - 1) + 1
+            patched = patched.unfold(2 + i, reach, module.stride[i])
+            patched = patched[..., :: module.dilation[i]].narrow(2 + i, 0, positions[i])
+        return patched
+
+    def _gram(self, records: slice) -> Tensor:
+        patched, positions = self._sides(records)
+        n, height, width = patched.shape[0], *patched.shape[2:]
+        of_pixels = gram(patched.flatten(2).mT).reshape(n, height, width, height, width)
+        for i, (size, stride, step) in enumerate(
+            zip(self._module.kernel_size, self._module.stride, self._module.dilation, strict=True)
+        ):
+            length = positions.shape[2 + i]
+            of_pixels = _summed(
+                of_pixels.narrow(1 + i, place * step, (length - 1) * stride + 1).narrow(
+                    3 + i, place * step, (length - 1) * stride + 1
+                )[_every(1 + i, stride)][_every(3 + i, stride)]
+                for place in range(size)
+            )
+        count = math.prod(positions.shape[2:])
+        of_positions = gram(positions.flatten(2).mT)
+        size = patched.shape[1] * math.prod(self._module.kernel_size) + positions.shape[1]
+        everyone = torch.arange(self._records)[records]
+        return norms_from_grams(
+            of_pixels.reshape(n, count, count),
+            of_positions,
+            size,
+            lambda faint: self._written_out_norms(everyone[faint]),
+        )
+
+    # -- answers --
+
+    def squared_norms(self) -> dict[str, Tensor]:
+        return self._norms
+
+    def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        sums = {}
+        if "weight" in self.names:
+            sums[self.names["weight"]] = self._weight_sum(weights[self.names["weight"]])
+        if self._bias_rows is not None:
+            name = self.names["bias"]
+            sums[name] = added(weights[name], self._bias_rows)
+        return sums
+
+    def _weight_sum(self, weights: Tensor) -> Tensor:
+        if self._weight_rows is not None:
+            return added(weights, self._weight_rows)
+        module, plain = self._module, self._module.padding_mode == "zeros" and not isinstance(self._module.padding, str)
+        inputs = self._inputs if plain or module.transposed else self._padded(self._inputs)
+        padding = list(module.padding) if plain else [0] * self._dimensions
+        total: Tensor
+        _, total, _ = torch.ops.aten.convolution_backward(
+            scaled(weights, self._gradients_or_fail),
+            inputs,
+            module.weight.to(inputs.dtype),
+            None,
+            list(module.stride),
+            padding,
+            list(module.dilation),
+            module.transposed,
+            list(module.output_padding),
+            module.groups,
+            [False, True, False],
+        )
+        return total
+
+    def rows(self, records: slice) -> dict[str, Tensor]:
+        written = {}
+        if "weight" in self.names:
+            kept = self._weight_rows
+            written[self.names["weight"]] = self._written_out(records) if kept is None else kept[records]
+        if self._bias_rows is not None:
+            written[self.names["bias"]] = self._bias_rows[records]
+        return written
+
+    def silence(self, records: Tensor) -> None:
+        if self._weight_rows is not None:
+            self._weight_rows = without(records, self._weight_rows)
+        if self._bias_rows is not None:
+            self._bias_rows = without(records, self._bias_rows)
+        if self._gradients is not None:
+            self._inputs, self._gradients = without(records, self._inputs), without(records, self._gradients)
+
+
+def _summed(parts: Iterable[Tensor]) -> Tensor:
+    total: Tensor | None = None
+    for part in parts:
+        total = part.clone() if total is None else total.add_(part)
+    assert total is not None
+    return total
+
+
+def _every(dimension: int, stride: int) -> tuple[Any, ...]:
+    return (*[slice(None)] * dimension, slice(None, None, stride))

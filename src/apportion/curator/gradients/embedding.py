@@ -1,0 +1,137 @@
+"""Embeddings: the row of a token gets the output gradients of all places where a record uses it.
+
+For record i, g_i[v] = Σ_{t: id_t = v} β_t, so ‖g_i‖² = Σ_v ‖Σ_{t: id_t = v} β_t‖². The places of one record are sorted by token, and
+equal neighbours are added: no one-hot matrix, no (batch × vocabulary). The padding index has no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from apportion.curator.gradients.rounding import margin
+from apportion.curator.gradients.use import scaled, without
+from apportion.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from apportion.curator.gradients.one_pass import OnePass
+
+
+class EmbeddingUse:
+    """One use of a table of vectors.
+
+    Args:
+        tokens: (b, places), rows of the table.
+        coefficients: (b, places), what a place's vector is multiplied with in the output; `None` for 1.
+        size: rows of the table.
+        padding: the row without a gradient.
+    """
+
+    kernel = "equal tokens added"
+
+    def __init__(
+        self,
+        names: Mapping[str, str],
+        tokens: Tensor,
+        size: int,
+        padding: int | None,
+        coefficients: Tensor | None = None,
+    ):
+        self.names = names
+        self._tokens, self._size, self._padding = tokens.flatten(1), size, padding
+        self._coefficients = coefficients
+        self._gradients: Tensor
+
+    def receive(self, output_gradient: Tensor) -> None:
+        """(b, places, d), or (b, 1, d) if all places share the output."""
+        records, places = self._tokens.shape
+        gradients = output_gradient.reshape(records, -1, output_gradient.shape[-1]).expand(records, places, -1)
+        factors = self._coefficients
+        if self._padding is not None:
+            counts = (self._tokens != self._padding).to(gradients.dtype)
+            factors = counts if factors is None else factors * counts
+        self._gradients = gradients if factors is None else gradients * factors.unsqueeze(2)
+
+    def squared_norms(self) -> dict[str, Tensor]:
+        """Places whose token occurs once in the record count by themselves; the others are added up by token first."""
+        places = self._tokens.shape[1]
+        ordered, order = _sorted(self._tokens)
+        equal = ordered[:, 1:] == ordered[:, :-1]
+        again = nn.functional.pad(equal, (1, 0)) | nn.functional.pad(equal, (0, 1))  # beside an equal neighbour
+        alone = torch.linalg.vector_norm(self._gradients, dim=2).double().square()
+        record, place = again.nonzero(as_tuple=True)
+        if not len(record):
+            return {self.names["weight"]: alone.sum(1)}
+        token, index = ordered[record, place], record * places + order[record, place]
+        repeated = self._gradients.flatten(0, 1).index_select(0, index)
+        starts = torch.ones_like(token, dtype=torch.bool)
+        starts[1:] = (token[1:] != token[:-1]) | (record[1:] != record[:-1])
+        segment = starts.cumsum(0) - 1
+        segments = int(segment[-1]) + 1
+        added = repeated.new_zeros(segments, repeated.shape[1]).index_add_(0, segment, repeated)
+        terms = alone.view(-1)[index]
+        alone.view(-1)[index] = 0.0
+        counted = alone.new_zeros(segments, 2).index_add_(0, segment, torch.stack([torch.ones_like(terms), terms], 1))
+        # n equal tokens: ‖Σ|β_t|‖² ≤ n·Σ‖β_t‖² bounds what rounding is measured against
+        slack = margin(1, repeated.dtype) * counted[:, 0].square() * counted[:, 1]
+        norms = alone.sum(1).index_add_(0, record[starts], added.double().square().sum(1) + slack)
+        return {self.names["weight"]: norms}
+
+    def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        name = self.names["weight"]
+        gradients = scaled(weights[name], self._gradients).flatten(0, 1)
+        total = gradients.new_zeros(self._size, gradients.shape[1])
+        return {name: total.index_add_(0, self._tokens.flatten(), gradients)}
+
+    def rows(self, records: slice) -> dict[str, Tensor]:
+        tokens, gradients = self._tokens[records], self._gradients[records]
+        written = gradients.new_zeros(tokens.shape[0], self._size, gradients.shape[2])
+        return {self.names["weight"]: written.scatter_add_(1, tokens.unsqueeze(2).expand_as(gradients), gradients)}
+
+    def silence(self, records: Tensor) -> None:
+        self._gradients = without(records, self._gradients)
+
+
+def _sorted(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens of each record in order, and the places they came from.
+
+    Token and place are packed into one number, for which NumPy has a vectorised sort several times faster than a sort with indices.
+    """
+    if tokens.device.type != "cpu":
+        ordered, order = tokens.sort(1)
+        return ordered, order
+    bits = max(1, (tokens.shape[1] - 1).bit_length())
+    packed = (tokens.long() << bits) | torch.arange(tokens.shape[1])
+    key = torch.from_numpy(np.sort(packed.numpy(), axis=1))
+    return key >> bits, key & ((1 << bits) - 1)
+
+
+def embedding_use(module: nn.Embedding, names: Mapping[str, str], inputs: Tensor) -> EmbeddingUse:
+    """`nn.Embedding` on tokens of any shape (b, ...)."""
+    return EmbeddingUse(names, inputs.unsqueeze(1).flatten(1), module.num_embeddings, module.padding_idx)
+
+
+def replace_bag(module: Any, path: str, names: Mapping[str, str], engine: OnePass) -> None:
+    """`nn.EmbeddingBag` on bags (b, places) with mode "sum" or "mean": the forward pass also tells which weights the places had."""
+    original = module.forward
+
+    def forward(input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:  # noqa: A002
+        if module.mode == "max" or input.dim() != 2:
+            raise UnsupportedModel(
+                f'{path} (EmbeddingBag) has a rule for bags (batch, places) with mode "sum" or "mean" only. Pad the bags with padding_idx'
+            )
+        output = original(input, offsets, per_sample_weights)
+        coefficients = torch.ones_like(input, dtype=output.dtype)
+        if per_sample_weights is not None:
+            coefficients = per_sample_weights.detach()
+        if module.mode == "mean":
+            counts = torch.ones_like(input) if module.padding_idx is None else input != module.padding_idx
+            coefficients = coefficients / counts.sum(1, keepdim=True).clamp(min=1)
+        use = EmbeddingUse(names, engine.note(path, input), module.num_embeddings, module.padding_idx, coefficients)
+        return engine.watch(use, output)
+
+    module.forward = forward

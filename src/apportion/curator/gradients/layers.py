@@ -1,0 +1,84 @@
+"""Which rule serves which layer. A layer is known by its exact type: a subclass may compute something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from apportion.curator.gradients.attention import replace_attention
+from apportion.curator.gradients.convolution import ConvolutionUse
+from apportion.curator.gradients.embedding import embedding_use, replace_bag
+from apportion.curator.gradients.fallback import run_record_by_record
+from apportion.curator.gradients.linear import LinearUse
+from apportion.curator.gradients.normalisation import group_norm_use, instance_norm_use, layer_norm_use, rms_norm_use
+from apportion.curator.gradients.recurrent import replace_cell, replace_layers
+
+if TYPE_CHECKING:
+    from apportion.curator.gradients.one_pass import OnePass
+
+USES: dict[type[nn.Module], Callable[..., Any]] = {
+    nn.Linear: LinearUse.of,
+    nn.Conv1d: ConvolutionUse,
+    nn.Conv2d: ConvolutionUse,
+    nn.Conv3d: ConvolutionUse,
+    nn.ConvTranspose1d: ConvolutionUse,
+    nn.ConvTranspose2d: ConvolutionUse,
+    nn.ConvTranspose3d: ConvolutionUse,
+    nn.LayerNorm: layer_norm_use,
+    nn.RMSNorm: rms_norm_use,
+    nn.GroupNorm: group_norm_use,
+    nn.InstanceNorm1d: instance_norm_use,
+    nn.InstanceNorm2d: instance_norm_use,
+    nn.InstanceNorm3d: instance_norm_use,
+    nn.Embedding: embedding_use,
+}
+"""Layers whose parameters follow from their input and the gradient of their output."""
+
+REPLACED: dict[type[nn.Module], Callable[..., None]] = {
+    nn.RNN: replace_layers,
+    nn.LSTM: replace_layers,
+    nn.GRU: replace_layers,
+    nn.RNNCell: replace_cell,
+    nn.LSTMCell: replace_cell,
+    nn.GRUCell: replace_cell,
+    nn.MultiheadAttention: replace_attention,
+    nn.EmbeddingBag: replace_bag,
+}
+"""Layers that do several things with their parameters: their forward pass is written out in steps that have a rule each."""
+
+
+def instrument(scratch: nn.Module, engine: OnePass) -> tuple[str, ...]:
+    """Make every layer of the scratch copy with trained parameters tell the engine what it needs.
+
+    Returns the modules without a rule of their own, which run record by record.
+    """
+    trained = {id(parameter): name for name, parameter in scratch.named_parameters() if parameter.requires_grad}
+    fallbacks: list[str] = []
+    covered: list[str] = []
+    for path, module in list(scratch.named_modules()):
+        if any(path.startswith(prefix) for prefix in covered):
+            continue
+        own = {name: trained[id(p)] for name, p in module.named_parameters(recurse=False) if id(p) in trained}
+        inner = {name: trained[id(p)] for name, p in module.named_parameters() if id(p) in trained}
+        if type(module) in REPLACED and inner:
+            REPLACED[type(module)](module, path, inner, engine)
+        elif type(module) in USES and own:
+            engine.listen(module, path, own, USES[type(module)])
+            continue
+        elif own or (inner and _is_parametrized(module)):
+            run_record_by_record(module, path, inner, engine)
+            fallbacks.append(path)
+        else:
+            continue
+        covered.append(f"{path}." if path else "")
+    scratch.requires_grad_(False)
+    return tuple(fallbacks)
+
+
+def _is_parametrized(module: nn.Module) -> bool:
+    return bool(nn.utils.parametrize.is_parametrized(module))
+
+
+Names = Mapping[str, str]

@@ -1,0 +1,53 @@
+"""LayerNorm, GroupNorm, InstanceNorm and RMSNorm: y = x̂·γ + β with x̂ normalised within a record.
+
+g_γ = Σ_t x̂_t ⊙ β_t and g_β = Σ_t β_t are small, so they are written out for every record. x̂ is computed again when the output's
+gradient arrives, because autograd keeps the input of these layers anyway, but not x̂.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from apportion.curator.gradients.materialised import WrittenOut
+
+
+def layer_norm_use(module: nn.LayerNorm, names: Mapping[str, str], inputs: Tensor) -> WrittenOut:
+    shape = list(module.normalized_shape)
+    return _over_last(names, lambda: functional.layer_norm(inputs, shape, eps=module.eps), len(shape))
+
+
+def rms_norm_use(module: nn.RMSNorm, names: Mapping[str, str], inputs: Tensor) -> WrittenOut:
+    shape = list(module.normalized_shape)
+    return _over_last(names, lambda: functional.rms_norm(inputs, shape, eps=module.eps), len(shape))
+
+
+def group_norm_use(module: nn.GroupNorm, names: Mapping[str, str], inputs: Tensor) -> WrittenOut:
+    return _over_channels(names, lambda: functional.group_norm(inputs, module.num_groups, eps=module.eps))
+
+
+def instance_norm_use(module: nn.InstanceNorm1d, names: Mapping[str, str], inputs: Tensor) -> WrittenOut:
+    return _over_channels(names, lambda: functional.instance_norm(inputs, eps=module.eps))
+
+
+def _over_last(names: Mapping[str, str], normalised: Callable[[], Tensor], dimensions: int) -> WrittenOut:
+    """Parameters of the shape of the last dimensions."""
+
+    def compute(gradient: Tensor) -> dict[str, Tensor]:
+        positions = tuple(range(1, gradient.dim() - dimensions))
+        parts = {"bias": lambda: gradient, "weight": lambda: gradient * normalised()}
+        return {own: parts[own]().sum(positions) if positions else parts[own]() for own in names}
+
+    return WrittenOut(names, compute)
+
+
+def _over_channels(names: Mapping[str, str], normalised: Callable[[], Tensor]) -> WrittenOut:
+    """One parameter for each channel, dimension 1."""
+
+    def compute(gradient: Tensor) -> dict[str, Tensor]:
+        parts = {"bias": lambda: gradient, "weight": lambda: gradient * normalised()}
+        return {own: parts[own]().flatten(2).sum(2) if gradient.dim() > 2 else parts[own]() for own in names}
+
+    return WrittenOut(names, compute)

@@ -1,0 +1,261 @@
+"""The engine: per-record norms and clipped sums from one forward and one backward pass.
+
+The forward pass runs the whole micro-batch through a **scratch copy** of the model, whose weights are copies that autograd does not
+track. Every layer with trained parameters notes its input; the backward pass brings the gradient of its output, and skips what an
+ordinary one would spend on weight gradients. From the two, layer by layer, follow the squared norms of the records' gradients, and
+after clipping weights were chosen, the weighted sums (`use.py`). No per-record gradient outlives its layer, and nothing is
+differentiated twice.
+
+Modules without a rule of their own run record by record under `torch.func.vmap` (`fallback.py`), while all others keep the fast path.
+Whether a model's records stay apart, and whether these gradients are those of single records, is established beforehand on synthetic
+records (`probe.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from apportion.curator.gradients.layers import instrument
+from apportion.curator.gradients.losses import LossFunction, record_losses, require_leaves
+from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.rounding import squared
+from apportion.curator.gradients.structure import Structure
+from apportion.curator.gradients.use import Mode, Use, added, chunks, wide
+from apportion.curator.tree import batch_size, call_arguments, map_tensors
+from apportion.errors import UnsupportedModel, WrongOrder
+
+
+class InputOverwritten(UnsupportedModel):
+    """A later layer wrote over the input that a layer had noted."""
+
+    def __init__(self, layer: str):
+        super().__init__(
+            f"the input of {layer} is overwritten in place after it was used, so its gradient cannot be computed. "
+            "Use inplace=False, and x = x + y instead of x += y; ap.fix(model) does the former in a copy"
+        )
+        self.layer = layer
+
+
+class RecordGradients:
+    """The gradients of b records, by parameter, without writing them out.
+
+    Args:
+        uses: every use of a layer in the forward pass; together they mention each trained parameter at least once.
+        shapes: of the trained parameters, by name. One that no record used has a gradient of zero.
+    """
+
+    def __init__(self, uses: list[Use], shapes: Mapping[str, Tensor], records: int):
+        self._shapes, self._records = shapes, records
+        counted = [name for use in uses for name in use.names.values()]
+        self._shared = {name for name in counted if counted.count(name) > 1}
+        self._uses = uses
+        self._unused = set(shapes) - set(counted)
+
+    def squared_norms(self) -> dict[str, Tensor]:
+        """‖g_i‖² for each parameter, (b,), in float64."""
+        norms: dict[str, Tensor] = {}
+        for use in self._uses:
+            if set(use.names.values()) - self._shared:
+                norms.update(use.squared_norms())
+        for name in self._shared:  # norms of sums do not add up: the rows are added first
+            parts = [squared(self.rows(name, part)) for part in self._chunks(name)]
+            norms[name] = torch.cat(parts)
+        for name in self._unused:
+            norms[name] = torch.zeros(self._records)
+        return {name: norms[name].double() for name in self._shapes}
+
+    def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Σ_i w_i·g_i for each parameter."""
+        sums: dict[str, Tensor] = {}
+        for use in self._uses:
+            if set(use.names.values()) - self._shared:
+                sums.update(use.weighted_sums(weights))
+        for name in self._shared:  # of the rows whose norms were taken: sums of single uses would round differently
+            parts = [added(weights[name][part], self.rows(name, part)) for part in self._chunks(name)]
+            sums[name] = torch.stack(parts).sum(0)
+        for name in self._unused:
+            sums[name] = torch.zeros_like(self._shapes[name])
+        return {name: sums[name].reshape(self._shapes[name].shape) for name in self._shapes}
+
+    def kernels(self) -> dict[str, str]:
+        """How the norms of each parameter are computed, for people."""
+        found = dict.fromkeys(self._unused, "not used")
+        for use in self._uses:
+            found |= dict.fromkeys(use.names.values(), use.kernel)
+        return found | dict.fromkeys(self._shared, "rows of several uses added")
+
+    def silence(self, records: Tensor) -> None:
+        """Records that contribute nothing, a mask (b,): what is not finite must not meet a weight of zero."""
+        for use in self._uses:
+            use.silence(records)
+
+    def rows(self, name: str, records: slice) -> Tensor:
+        """The gradients of some records for one parameter, written out: (n, *shape)."""
+        shape = self._shapes[name].shape
+        uses = [use.rows(records)[name].reshape(-1, *shape) for use in self._uses if name in use.names.values()]
+        return torch.stack(uses).sum(0) if uses else torch.zeros(records.stop - records.start, *shape)
+
+    def __len__(self) -> int:
+        return self._records
+
+    def _chunks(self, name: str) -> list[slice]:
+        return chunks(self._records, self._shapes[name].numel())
+
+
+class _Tap(torch.autograd.Function):
+    """The output of a layer, unchanged; its gradient is delivered on its way back, and goes no further than it must.
+
+    A tensor's own hook would not do: it is also called when somebody differentiates with respect to that tensor.
+    """
+
+    @staticmethod
+    def forward(context: Any, output: Tensor, anchor: Tensor, deliver: Callable[[Tensor], None], copy: bool) -> Tensor:
+        context.deliver = deliver
+        if copy:
+            return output.clone()
+        if output._is_view():
+            return output.view_as(output)
+        context.mark_dirty(output)  # so that a later layer may overwrite it, as nn.ReLU(inplace=True) does
+        return output
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+        context.deliver(gradient)
+        return gradient if context.needs_input_grad[0] else None, None, None, None
+
+
+def channels_last(tensor: Tensor) -> Tensor:
+    """The same values; images and kernels with the channels of a pixel side by side in memory."""
+    # `contiguous` would leave images of one channel as they are: both layouts fit them, but kernels go by the strides
+    return tensor.to(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+
+class OnePass:
+    """`forward` a micro-batch, run a backward pass of its summed loss, then fetch the `gradients`.
+
+    Args:
+        model: the model that is trained; never run itself.
+        mode: which of the three ways. Copies of the layers' inputs are for models that overwrite them in place. Channels last is a
+            layout of images and kernels in memory; some models take the usual one for granted, as `x.view(len(x), -1)` does.
+    """
+
+    def __init__(self, model: nn.Module, mode: Mode = "one-pass"):
+        self.model, self.mode = model, mode
+        self._scratch = copy.deepcopy(model)
+        self._channels_last = mode == "one-pass, channels last"
+        if self._channels_last:
+            for parameter in self._scratch.parameters():
+                parameter.data = channels_last(parameter.data)
+        self._uses: list[Use] = []
+        self._noted: list[tuple[str, Tensor, int]] = []
+        self._records: int | None = None
+        self.anchor = torch.zeros((), requires_grad=True)
+        """What autograd differentiates to: a first layer's output must require a gradient although nothing before it does."""
+        self._copy_inputs = mode == "one-pass, copying inputs"
+        self._leaves: list[Tensor] = []
+        self._collected: list[Use] = []
+        self.fallbacks = instrument(self._scratch, self)
+        """Modules without a rule of their own."""
+        self._structure = Structure(model)
+        self._copied: list[tuple[int, int]] = []
+
+    def listen(self, module: nn.Module, path: str, names: Mapping[str, str], make: Callable[..., Use]) -> None:
+        """At every call of `module` note its input, and have the gradient of its output delivered."""
+
+        def noted(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> Tensor:
+            given = inputs[0] if inputs else named["input"]
+            if given.shape[0] != self._records:
+                raise UnsupportedModel(
+                    f"{path} did not get one row for each record: its first dimension is not the batch"
+                )
+            return self.watch(make(module, names, self.note(path, given)), output)
+
+        # First of the hooks: what a hook of the model's own makes of the output comes after the layer.
+        module.register_forward_hook(noted, with_kwargs=True, prepend=True)
+
+    def note(self, path: str, value: Tensor) -> Tensor:
+        """Keep an input for the backward pass, and see that nobody writes over it."""
+        kept = value.detach()
+        if self._copy_inputs:
+            return wide(kept.clone())
+        self._noted.append((path, kept, kept._version))
+        return wide(kept)
+
+    def watch(self, use: Use, output: Tensor) -> Tensor:
+        """The layer's output, as later layers see it; its gradient is delivered to `use`."""
+
+        def deliver(gradient: Tensor) -> None:
+            if not self._records:
+                return  # of an empty batch every gradient is zero, as of a layer that was not used
+            with torch.no_grad():
+                use.receive(wide(gradient.detach()))
+            self._uses.append(use)
+
+        tapped: Tensor = _Tap.apply(output, self.anchor, deliver, self._copy_inputs)
+        return tapped
+
+    def collect(self, use: Use, leaves: Iterable[Tensor]) -> None:
+        """A use whose gradients autograd leaves in tensors of its own."""
+        self._leaves += leaves
+        self._collected.append(use)
+
+    def forward(self, inputs: Any) -> Any:
+        """The model's outputs for a batch."""
+        self._take_over()
+        self._uses, self._noted, self._leaves, self._collected = [], [], [], []
+        self._records = batch_size(inputs)
+        positional, named = call_arguments(map_tensors(channels_last, inputs) if self._channels_last else inputs)
+        return self._scratch(*positional, **named)
+
+    def record_losses(self, loss_fn: LossFunction, outputs: Any, targets: Any) -> Tensor:
+        """The loss of every record alone, (b,)."""
+        return record_losses(loss_fn, outputs, targets, together=True)
+
+    def require_own_parameters(self, loss: Tensor) -> None:
+        """Refuse a loss that would leave a raw gradient in something that is not the engine's own."""
+        require_leaves(loss, [self.anchor, *self._leaves])
+
+    def gradients(self) -> RecordGradients:
+        """What the backward pass delivered. Can be fetched once."""
+        if self._records is None:
+            raise WrongOrder("no forward pass is open: call the private model on the batch before the step")
+        for path, value, version in self._noted:
+            if value._version != version:
+                raise InputOverwritten(path)
+        for use in self._collected:
+            use.receive(self.anchor)
+        records, self._records = self._records, None
+        uses, self._uses, self._noted, self._collected, self._leaves = self._uses + self._collected, [], [], [], []
+        return RecordGradients(uses, trained_parameters(self.model), records)
+
+    def follow(self) -> None:
+        """Take over weights, buffers and training flags as the model has them now; to be called before every step.
+
+        Micro-batches look for changes themselves, but one that was made through `parameter.data` leaves no trace.
+        """
+        self._copied = []
+        self._take_over()
+
+    def _take_over(self) -> None:
+        self._structure.require_same(self.model)
+        if self._copied != self._state():  # equal for the further micro-batches of a step
+            with torch.no_grad():
+                for copied, original in self._pairs():
+                    copied.copy_(original)
+            self._copied = self._state()
+        for own, module in zip(self._scratch.modules(), self.model.modules(), strict=True):
+            own.training = module.training
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every tensor of the scratch copy, and that of the model."""
+        yield from zip(self._scratch.parameters(), self.model.parameters(), strict=True)
+        yield from zip(self._scratch.buffers(), self.model.buffers(), strict=True)
+
+    def _state(self) -> list[tuple[int, int]]:
+        """Which tensors there are and how often each was written to."""
+        return [(tensor.data_ptr(), tensor._version) for pair in self._pairs() for tensor in pair]

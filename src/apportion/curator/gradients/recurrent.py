@@ -1,0 +1,199 @@
+"""Recurrent layers: RNN, LSTM, GRU and their cells.
+
+A layer in one direction multiplies, at every time step, W_ih with x_t and W_hh with h_{t−1}; an LSTM with a projection also W_hr with
+its output. `recurrence.py` runs it and knows both sides of these products; `over_time.py` turns them into norms and sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, linear
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from apportion.curator.gradients.over_time import Named, Products
+from apportion.curator.gradients.recurrence import (
+    GRURecurrence,
+    LSTMRecurrence,
+    Recurrence,
+    ReluRecurrence,
+    TanhRecurrence,
+    Unrolled,
+)
+from apportion.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from apportion.curator.gradients.one_pass import OnePass
+
+
+class RecurrentUse:
+    """One use of a layer in one direction. Own names: "weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"."""
+
+    def __init__(self, names: Mapping[str, str], inputs: Tensor, recurrence: Recurrence):
+        self.names, self._inputs, self._recurrence = names, inputs, recurrence
+        self._products: list[Products] = []
+
+    def receive(self, output_gradient: Tensor) -> None:
+        """The gradient of the projected input; the recurrence has those of the other products."""
+        recurrence, names = self._recurrence, self.names
+        if recurrence.hidden_gradients is None:
+            inputs = {"weight_ih": self._inputs, "weight_hh": recurrence.before}
+            self._products = [Products(names, output_gradient, inputs, ["bias_ih", "bias_hh"])]
+        else:
+            self._products = [
+                Products(names, output_gradient, {"weight_ih": self._inputs}, ["bias_ih"]),
+                Products(names, recurrence.hidden_gradients, {"weight_hh": recurrence.before}, ["bias_hh"]),
+            ]
+        if isinstance(recurrence, LSTMRecurrence) and "weight_hr" in names:
+            inputs = {"weight_hr": recurrence.cell_outputs}
+            self._products.append(Products(names, recurrence.output_gradients, inputs, []))
+
+    @property
+    def kernel(self) -> str:
+        return ", ".join(sorted(set().union(*(products.kernels() for products in self._products))))
+
+    def squared_norms(self) -> dict[str, Tensor]:
+        return _added(products.squared_norms() for products in self._products)
+
+    def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return _added(products.weighted_sums(weights) for products in self._products)
+
+    def rows(self, records: slice) -> dict[str, Tensor]:
+        return _added(products.rows(records) for products in self._products)
+
+    def silence(self, records: Tensor) -> None:
+        for products in self._products:
+            products.silence(records)
+
+
+def _added(parts: Iterable[Named]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for part in parts:
+        for name, value in part:
+            found[name] = found[name] + value if name in found else value
+    return found
+
+
+class _Layers:
+    """The directions of a recurrent module in the scratch copy, each run as a recurrence that the engine watches."""
+
+    def __init__(self, module: nn.Module, path: str, names: Mapping[str, str], engine: OnePass):
+        self._module, self._path, self._engine = module, path, engine
+        full = {id(parameter): names[own] for own, parameter in module.named_parameters() if own in names}
+        self._names = {  # a parameter that serves as several matrices of the module is named once only in `names`
+            own: full[id(p)] for own, p in module.named_parameters(remove_duplicate=False) if id(p) in full
+        }
+
+    def run(
+        self,
+        suffix: str,
+        inputs: Tensor,
+        initial: Sequence[Tensor],
+        backwards: bool = False,
+        moving: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """One direction on `inputs` (T, b, in): its hidden states (T, b, out), then its final state."""
+        parameters = dict(self._module.named_parameters(remove_duplicate=False))
+        owned = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+        weights = {own: parameters[own + suffix] for own in owned if own + suffix in parameters}
+        names = {own: self._names[own + suffix] for own in owned if own + suffix in self._names}
+        recurrence = _kind(self._module)(weights, backwards, moving)
+        bias: Tensor | None = weights.get("bias_ih")
+        if bias is not None and recurrence.bias_joins_input:
+            bias = bias + weights["bias_hh"]
+        projected = linear(inputs, weights["weight_ih"], bias)
+        if names:
+            use = RecurrentUse(names, self._engine.note(self._path, inputs), recurrence)
+            projected = self._engine.watch(use, projected)
+        results: tuple[Tensor, ...] = Unrolled.apply(recurrence, projected, *initial)
+        return results
+
+    def refuse_unbatched(self, inputs: Tensor, dimensions: int) -> None:
+        if inputs.dim() != dimensions:
+            raise UnsupportedModel(
+                f"{self._path} ({type(self._module).__name__}) is called with an input of shape {tuple(inputs.shape)}, which has no "
+                f"batch dimension, so there are no records to tell apart. Give it {dimensions} dimensions"
+            )
+
+
+def _kind(module: nn.Module) -> type[Recurrence]:
+    if isinstance(module, (nn.LSTM, nn.LSTMCell)):
+        return LSTMRecurrence
+    if isinstance(module, (nn.GRU, nn.GRUCell)):
+        return GRURecurrence
+    return ReluRecurrence if module.nonlinearity == "relu" else TanhRecurrence
+
+
+def replace_layers(module: nn.RNNBase, path: str, names: Mapping[str, str], engine: OnePass) -> None:
+    """Run an `nn.RNN`, `nn.LSTM` or `nn.GRU` of the scratch copy as recurrences, layer by layer and direction by direction."""
+    layers = _Layers(module, path, names, engine)
+    is_lstm = isinstance(module, nn.LSTM)
+    directions = 2 if module.bidirectional else 1
+
+    def forward(input: Any, hx: Any = None) -> Any:  # noqa: A002, the module's own name
+        moving = None
+        if isinstance(input, PackedSequence):
+            sequence, lengths = pad_packed_sequence(input)
+            if int(lengths.min()) < sequence.shape[0]:
+                moving = (torch.arange(sequence.shape[0])[:, None] < lengths).unsqueeze(2).to(sequence.device)
+            checked, batch_sizes = input.data, input.batch_sizes
+        else:
+            layers.refuse_unbatched(input, 3)
+            sequence = input.transpose(0, 1).contiguous() if module.batch_first else input
+            checked, batch_sizes = input, None
+        given: Any = _initial(module, sequence) if hx is None else hx if is_lstm else (hx,)
+        module.check_forward_args(checked, given if is_lstm else given[0], batch_sizes)
+        finals = []
+        for layer in range(module.num_layers):
+            results = []
+            for direction in range(directions):
+                place = layer * directions + direction
+                suffix = f"_l{layer}" + ("_reverse" if direction else "")
+                results.append(layers.run(suffix, sequence, [state[place] for state in given], bool(direction), moving))
+            sequence = results[0][0] if directions == 1 else torch.cat([result[0] for result in results], 2)
+            finals += [result[1:] for result in results]
+            if module.dropout and layer < module.num_layers - 1:
+                sequence = dropout(sequence, module.dropout, module.training)
+        if isinstance(input, PackedSequence):
+            output: Any = _packed(sequence, lengths, input)
+        else:
+            output = sequence.transpose(0, 1) if module.batch_first else sequence
+        states = tuple(torch.stack(state) for state in zip(*finals, strict=True))
+        return output, states if is_lstm else states[0]
+
+    module.forward = forward
+
+
+def _initial(module: nn.RNNBase, sequence: Tensor) -> tuple[Tensor, ...]:
+    count = module.num_layers * (2 if module.bidirectional else 1)
+    hidden = sequence.new_zeros(count, sequence.shape[1], module.proj_size or module.hidden_size)
+    if not isinstance(module, nn.LSTM):
+        return (hidden,)
+    return hidden, sequence.new_zeros(count, sequence.shape[1], module.hidden_size)
+
+
+def _packed(sequence: Tensor, lengths: Tensor, like: PackedSequence) -> PackedSequence:
+    """Records are in their own order here; `like` has them by falling length."""
+    if like.sorted_indices is not None:
+        sequence, lengths = sequence.index_select(1, like.sorted_indices), lengths[like.sorted_indices.cpu()]
+    packed = pack_padded_sequence(sequence, lengths)
+    return PackedSequence(packed.data, like.batch_sizes, like.sorted_indices, like.unsorted_indices)
+
+
+def replace_cell(module: nn.RNNCellBase, path: str, names: Mapping[str, str], engine: OnePass) -> None:
+    """Run an `nn.RNNCell`, `nn.LSTMCell` or `nn.GRUCell` of the scratch copy as a recurrence of one step."""
+    layers = _Layers(module, path, names, engine)
+    is_lstm = isinstance(module, nn.LSTMCell)
+
+    def forward(input: Tensor, hx: Any = None) -> Any:  # noqa: A002, the module's own name
+        layers.refuse_unbatched(input, 2)
+        if hx is None:
+            zeros = input.new_zeros(input.shape[0], module.hidden_size)
+            hx = (zeros, zeros) if is_lstm else zeros
+        _, *states = layers.run("", input.unsqueeze(0), hx if is_lstm else (hx,))
+        return tuple(states) if is_lstm else states[0]
+
+    module.forward = forward

@@ -1,0 +1,95 @@
+"""One use of a layer in a forward pass, and what per-record clipping needs of it.
+
+A layer is used on a batch of b records. The backward pass of the *sum* of the records' losses delivers the gradient of the layer's
+output; row i of it belongs to record i alone. Together with the layer's input this determines record i's gradient g_i of the layer's
+parameters, which is rarely written out. Needed are only
+
+    ‖g_i‖²   for every record i,      and then      Σ_i w_i·g_i      for clipping weights w_i that follow from the norms.
+
+Each layer family is one file with one kind of `Use`, which answers both with as little arithmetic as it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Mode = Literal["one-pass", "one-pass, channels last", "one-pass, copying inputs", "vmap", "loop"]
+"""The engines. one-pass: all records together (`one_pass.py`); for images with channels last in memory, which is often faster; if need
+be with copies of what later layers overwrite.
+vmap, loop: the reference, every record with weights of its own (`reference.py`): slower, for any module."""
+FAINTEST = 1e-32
+"""A float32 has all its digits down to 1e-38; the rest is room for the sums that follow."""
+CHUNK_NUMBERS = 1 << 19
+"""Numbers in one temporary: 2 MiB of float32 stay in the cache of one core."""
+
+
+class Use(Protocol):
+    """What every layer family offers. Names are full names of parameters that learn; b is the number of records."""
+
+    names: Mapping[str, str]
+    """The layer's own name of each parameter that learns ("weight", "bias", ...) → its full name in the model."""
+
+    def receive(self, output_gradient: Tensor) -> None:
+        """Called once, in the backward pass, with the gradient of the layer's output."""
+        ...
+
+    def squared_norms(self) -> dict[str, Tensor]:
+        """‖g_i‖² of each parameter, (b,). Never below the truth by more than the declared headroom of clipping covers."""
+        ...
+
+    def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Σ_i w_i·g_i of each parameter, for weights (b,) by full name."""
+        ...
+
+    def rows(self, records: slice) -> dict[str, Tensor]:
+        """g_i written out for some records, (n, *shape): for parameters that are used more than once."""
+        ...
+
+    def silence(self, records: Tensor) -> None:
+        """Put zeros in place of these records, a mask (b,): NaN times a weight of zero would still be NaN."""
+        ...
+
+    @property
+    def kernel(self) -> str:
+        """How the norms are computed, for people: "product of norms", "Gram", "materialised", ..."""
+        ...
+
+
+def chunks(records: int, numbers_each: int) -> list[slice]:
+    """Slices of records whose temporaries stay in the cache."""
+    size = max(1, CHUNK_NUMBERS // max(1, numbers_each))
+    return [slice(start, min(start + size, records)) for start in range(0, records, size)]
+
+
+def wide(values: Tensor) -> Tensor:
+    """Numbers of 16 bits in float32: rounding of bfloat16, 1/256, is far more than the headroom of clipping."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+
+def weights_like(weights: Tensor, values: Tensor) -> Tensor:
+    """Clipping weights in the type of `values`. One that would lose digits there is 0: rounded up, it would clip too little."""
+    return torch.where(weights.abs() < torch.finfo(values.dtype).tiny, 0.0, weights).to(values.dtype)
+
+
+def scaled(weights: Tensor, values: Tensor) -> Tensor:
+    """Row i of `values` times w_i.
+
+    Products below `FAINTEST` are 0: they have lost digits, and what they are multiplied by next may bring them back enlarged.
+    """
+    product = values * weights_like(weights, values).reshape(-1, *[1] * (values.dim() - 1))
+    return torch.nn.functional.hardshrink(product, FAINTEST)
+
+
+def added(weights: Tensor, rows: Tensor) -> Tensor:
+    """Σ_i w_i·rows_i."""
+    total: Tensor = torch.tensordot(weights_like(weights, rows), rows, dims=1)
+    return total
+
+
+def without(records: Tensor, values: Tensor) -> Tensor:
+    """`values` with zeros in the rows of `records`."""
+    return torch.where(records.reshape(-1, *[1] * (values.dim() - 1)), torch.zeros((), dtype=values.dtype), values)

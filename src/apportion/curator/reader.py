@@ -1,0 +1,172 @@
+"""Reads the records of a person's `Dataset`, in this process or in worker processes. Both do the same and give the same batches.
+
+A micro-batch is read in pieces, so that several workers share it, and the pieces are put together here. What a
+record contributes must not depend on the others, so each is read on its own terms:
+
+- one that cannot be read is left out, wherever that happens;
+- its numbers get the types of the first record: stacked as they come, one float64 would turn all others into float64;
+- it must have as many dimensions as the first: without one, torch takes records for channels or time steps of a single record;
+- while it is read, the generators of torch, NumPy and Python start from a secret seed of its own, so that one record more does not
+  shift the augmentation of all others.
+
+Which records are read is secret. Nothing here prints, and no error of a person's code is passed on: its text may name a record.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+from torch.utils.data import Subset, default_collate
+
+from apportion.curator.tree import batch_size, map_tensors
+
+if TYPE_CHECKING:
+    from apportion.curator.records import Batch
+
+SMALLEST_PIECE, MOST_PIECES = 64, 16
+"""Pieces have 64 records, or more if a micro-batch would have over 16 pieces: each takes file descriptors until all are there."""
+
+
+class Task(NamedTuple):
+    """One piece: which records, and the seed of each."""
+
+    indices: NDArray[np.int64]
+    seeds: NDArray[np.uint64]
+
+    def pieces(self) -> list[Task]:
+        """This micro-batch as the tasks of workers. How it is cut does not depend on how many workers there are."""
+        size = max(SMALLEST_PIECE, -(-len(self.indices) // MOST_PIECES))
+        cuts = [slice(start, start + size) for start in range(0, len(self.indices), size)]
+        return [Task(self.indices[cut], self.seeds[cut]) for cut in cuts]
+
+
+class Reader:
+    """Reads pieces of a data set. A copy of it works in every worker.
+
+    Args:
+        data: the map-style data set. Its method `__getitems__` is used if it has one; a piece then has one seed.
+        first: its first record, whose structure and types all others must have.
+    """
+
+    def __init__(self, data: Any, first: Batch):
+        self._data, self._batched = data, _reads_many(data)
+        leaves, self._structure = tree_flatten(first)
+        tensors = tree_flatten(default_collate([first]))[0]
+        if len(tensors) != len(leaves) or not all(isinstance(tensor, Tensor) for tensor in tensors):
+            raise TypeError("a record must be made of tensors, arrays and numbers")
+        self._types = [tensor.dtype for tensor in tensors]
+        self._dimensions = [tensor.dim() - 1 for tensor in tensors]
+
+    def batch(self, indices: NDArray[np.int64]) -> Batch:
+        """All these records, stacked; raises if one cannot be read."""
+        return self._stack([self._leaves(item) for item in items_of(self._data, indices.tolist())])
+
+    def __call__(self, task: Task) -> list[Batch]:
+        """The records of a piece that can be read, in one batch, or each alone if their shapes differ."""
+        rows = self._rows(task)
+        if not rows:
+            return []
+        with suppress(Exception):
+            return [self._stack(rows)]
+        alone = []
+        for row in rows:
+            with suppress(Exception):
+                alone.append([self._stack([row])])
+        return joined(alone)
+
+    def _rows(self, task: Task) -> list[list[Any]]:
+        indices, seeds = task.indices.tolist(), task.seeds.tolist()
+        rows = []
+        with _generators_restored(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # one that is caused by a record would tell of it
+            if self._batched:
+                with suppress(Exception):
+                    _seed_generators(seeds[0])
+                    return [self._leaves(item) for item in items_of(self._data, indices)]
+            for index, seed in zip(indices, seeds, strict=True):
+                with suppress(Exception):
+                    _seed_generators(seed)
+                    rows.append(self._leaves(items_of(self._data, [index])[0]))
+        return rows
+
+    def _leaves(self, item: Any) -> list[Any]:
+        leaves: list[Any] = self._structure.flatten_up_to(as_pair(item))
+        if [np.ndim(leaf) for leaf in leaves] != self._dimensions:
+            raise ValueError("a record has another number of dimensions than the first one")
+        return leaves
+
+    def _stack(self, rows: list[list[Any]]) -> Batch:
+        columns = zip(*rows, strict=True)
+        tensors = [_stacked(column, dtype) for column, dtype in zip(columns, self._types, strict=True)]
+        batch: Batch = self._structure.unflatten(tensors)
+        return batch
+
+
+def _reads_many(data: Any) -> bool:
+    while type(data) is Subset:  # has the method too, and loops in it if its data set has none
+        data = data.dataset
+    return callable(getattr(data, "__getitems__", None))
+
+
+def items_of(data: Any, indices: list[int]) -> Sequence[Any]:
+    """The items as the data set gives them."""
+    if not _reads_many(data):
+        return [data[index] for index in indices]
+    items: Sequence[Any] = data.__getitems__(indices)
+    if len(items) != len(indices):
+        raise ValueError("__getitems__ returned another number of records than it was asked for")
+    return items
+
+
+def as_pair(item: Any) -> Batch:
+    """An item as (inputs, target), where several inputs are a tuple or a dict."""
+    inputs, target = item
+    return tuple(inputs) if type(inputs) is list else inputs, target
+
+
+def _stacked(column: Sequence[Any], dtype: torch.dtype) -> Tensor:
+    if any(isinstance(value, (Tensor, np.ndarray)) for value in column):
+        return torch.stack([torch.as_tensor(value, dtype=dtype) for value in column]).detach()
+    return torch.tensor(column, dtype=dtype)
+
+
+def joined(pieces: Iterable[list[Batch]]) -> list[Batch]:
+    """The pieces of a micro-batch as one batch, or every record alone if their shapes differ."""
+    pieces = list(pieces)
+    batches = list(chain.from_iterable(pieces))
+    if len(batches) > 1 and all(len(piece) <= 1 for piece in pieces):
+        with suppress(Exception):
+            return [map_tensors(lambda *parts: torch.cat(parts), *batches)]
+    if len(batches) <= 1:
+        return batches
+    return [
+        map_tensors(lambda tensor, i=i: tensor[i : i + 1], batch) for batch in batches for i in range(batch_size(batch))
+    ]
+
+
+def _seed_generators(seed: int) -> None:
+    torch.default_generator.manual_seed(seed % 2**32)  # it looks at no more bits
+    np.random.seed(seed >> 32)
+    random.seed(seed)
+
+
+@contextmanager
+def _generators_restored() -> Iterator[None]:
+    """Afterwards the generators are as before: how far they moved would tell how many records were read."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])

@@ -1,0 +1,111 @@
+"""Worker processes that read records ahead: torch's `DataLoader` runs them, the curator tells them what to read.
+
+The coins are tossed in the main process. Workers start before the draw whose records they read, so that they inherit none of its
+random bits, and a generator that they inherit refuses to work in another process.
+"""
+
+from __future__ import annotations
+
+import pickle
+import weakref
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from apportion.curator.reader import Reader, Task
+from apportion.errors import ApportionError, InvalidArgument, WrongOrder
+
+if TYPE_CHECKING:
+    from apportion.curator.records import Batch
+
+
+class _Sender(Dataset[bytes]):
+    """What runs in a worker. It packs batches itself: if the queue of the loader did and failed, the reader would wait forever."""
+
+    def __init__(self, reader: Reader):
+        self._reader = reader
+
+    def __getitem__(self, task: Task) -> bytes:
+        batches = self._reader(task)
+        # A batch is sent as shared memory, which takes file descriptors: too many if every record comes alone.
+        return bytes(ForkingPickler.dumps(batches)) if len(batches) == 1 else pickle.dumps(batches)
+
+
+class Workers:
+    """Processes that read ahead, kept from draw to draw until `close`. They end too when this object or the program does.
+
+    Args:
+        reader: what each of them does.
+        count: how many.
+    """
+
+    def __init__(self, reader: Reader, count: int):
+        self._tasks: list[Task] = []
+        self._round = 0
+        # The loader draws a number when it starts: from a generator of its own, as torch's belongs to the person and to the model.
+        self._loader: DataLoader[bytes] = DataLoader(
+            _Sender(reader),
+            sampler=self._tasks,
+            batch_size=None,
+            num_workers=count,
+            persistent_workers=True,
+            prefetch_factor=2,
+            generator=torch.Generator(),
+        )
+        self._end = weakref.finalize(self, _end_processes, self._loader)
+        first = Task(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.uint64))
+        try:
+            works = all(self.read([first] * count))
+        except ApportionError:
+            works = False
+        if not works:
+            self.close()
+            raise InvalidArgument(
+                "workers",
+                count,
+                "a worker process cannot read the first record of the data set, or cannot be given the data set",
+                "Open files and devices in __getitem__ instead of __init__, or use workers=0",
+            )
+
+    def read(self, tasks: list[Task]) -> Iterator[list[Batch]]:
+        """What the reader makes of these tasks, in order."""
+        if self.closed:
+            raise WrongOrder("the worker processes were closed")
+        self._round += 1
+        mine = self._round
+        self._tasks[:] = tasks
+        failed = False
+        try:
+            for packed in self._loader:
+                yield pickle.loads(packed)
+                if self._round != mine:
+                    raise WrongOrder(
+                        "a draw was left for another one: with worker processes one draw is read at a time"
+                    )
+        except ApportionError:
+            raise
+        except Exception:
+            failed = True
+        if failed:  # outside of `except`: the error of a worker may name a record
+            self.close()
+            raise ApportionError(
+                "a worker process that reads records ended or could not hand them over. The charge of this step is spent. "
+                "Is memory short, also shared memory (/dev/shm)? Use fewer workers, a smaller micro_batch or workers=0."
+            )
+
+    @property
+    def closed(self) -> bool:
+        return not self._end.alive
+
+    def close(self) -> None:
+        """End the processes."""
+        self._end()
+
+
+def _end_processes(loader: DataLoader[bytes]) -> None:
+    if loader._iterator is not None:
+        loader._iterator._shutdown_workers()  # type: ignore[attr-defined]

@@ -1,0 +1,170 @@
+"""Whose work a run uses: BibTeX for strategies, model and accountant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from apportion import validate
+from apportion.errors import InvalidArgument
+from apportion.strategies.recipes import Recipe, named
+
+BIBTEX: Mapping[str, str] = {
+    "abadi2016": """@inproceedings{abadi2016,
+  author    = {Abadi, Martin and Chu, Andy and Goodfellow, Ian and McMahan, H. Brendan and Mironov, Ilya and Talwar, Kunal
+               and Zhang, Li},
+  title     = {Deep Learning with Differential Privacy},
+  booktitle = {Proceedings of the 2016 ACM SIGSAC Conference on Computer and Communications Security},
+  year      = {2016}
+}""",
+    "papernot2021": """@inproceedings{papernot2021,
+  author    = {Papernot, Nicolas and Thakurta, Abhradeep and Song, Shuang and Chien, Steve and Erlingsson, {\\'U}lfar},
+  title     = {Tempered Sigmoid Activations for Deep Learning with Differential Privacy},
+  booktitle = {Proceedings of the AAAI Conference on Artificial Intelligence},
+  year      = {2021}
+}""",
+    "lin2022": """@article{lin2022,
+  author  = {Lin, Guanbiao and others},
+  title   = {Understanding Adaptive Gradient Clipping in {DP-SGD}, Empirically},
+  journal = {International Journal of Intelligent Systems},
+  year    = {2022}
+}""",
+    "du2021": """@misc{du2021,
+  author = {Du, Jian and Li, Song and Chen, Xiangyi and Chen, Siheng and Hong, Mingyi},
+  title  = {Dynamic Differential-Privacy Preserving {SGD}},
+  note   = {arXiv:2111.00173},
+  year   = {2021}
+}""",
+    "yu2018": """@misc{yu2018,
+  author = {Yu, Da and Zhang, Huishuai and Chen, Wei},
+  title  = {Improve the Gradient Perturbation Approach for Differentially Private Optimization},
+  note   = {Workshop paper},
+  year   = {2018}
+}""",
+    "yu2019": """@inproceedings{yu2019,
+  author    = {Yu, Lei and Liu, Ling and Pu, Calton and Gursoy, Mehmet Emre and Truex, Stacey},
+  title     = {Differentially Private Model Publishing for Deep Learning},
+  booktitle = {IEEE Symposium on Security and Privacy},
+  year      = {2019}
+}""",
+    "andrew2021": """@inproceedings{andrew2021,
+  author    = {Andrew, Galen and Thakkar, Om and McMahan, H. Brendan and Ramaswamy, Swaroop},
+  title     = {Differentially Private Learning with Adaptive Clipping},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2021}
+}""",
+    "pichapati2019": """@misc{pichapati2019,
+  author = {Pichapati, Venkatadheeraj and Suresh, Ananda Theertha and Yu, Felix X. and Reddi, Sashank J. and Kumar, Sanjiv},
+  title  = {{AdaCliP}: Adaptive Clipping for Private {SGD}},
+  note   = {arXiv:1908.07643},
+  year   = {2019}
+}""",
+    "vanderveen2018": """@misc{vanderveen2018,
+  author = {van der Veen, Koen Lennart and Seggers, Ruben and Bloem, Peter and Patrini, Giorgio},
+  title  = {Three Tools for Practical Differential Privacy},
+  note   = {arXiv:1812.02890},
+  year   = {2018}
+}""",
+    "he2023": """@inproceedings{he2023,
+  author    = {He, Jiyan and Li, Xuechen and Yu, Da and Zhang, Huishuai and Kulkarni, Janardhan and Lee, Yin Tat and
+               Backurs, Arturs and Yu, Nenghai and Bian, Jiang},
+  title     = {Exploring the Limits of Differentially Private Deep Learning with Group-wise Clipping},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2023}
+}""",
+    "bu2023": """@inproceedings{bu2023,
+  author    = {Bu, Zhiqi and Wang, Yu-Xiang and Zha, Sheng and Karypis, George},
+  title     = {Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2023}
+}""",
+    "zhang2021": """@inproceedings{zhang2021,
+  author    = {Zhang, Xinyue and Ding, Jiahao and Wu, Maoqiang and Wong, Stephen T. C. and Van Nguyen, Hien and Pan, Miao},
+  title     = {Adaptive Privacy Preserving Deep Learning Algorithms for Medical Data},
+  booktitle = {Proceedings of the IEEE/CVF Winter Conference on Applications of Computer Vision},
+  year      = {2021}
+}""",
+    "hong2022": """@inproceedings{hong2022,
+  author    = {Hong, Junyuan and Wang, Zhangyang and Zhou, Jiayu},
+  title     = {Dynamic Privacy Budget Allocation Improves Data Efficiency of Differentially Private Gradient Descent},
+  booktitle = {ACM Conference on Fairness, Accountability, and Transparency},
+  year      = {2022}
+}""",
+    "fay2023": """@article{fay2023,
+  author  = {Fay, Dominik and Magn{\\'u}sson, Sindri and Sj{\\"o}lund, Jens and Johansson, Mikael},
+  title   = {Adaptive Hyperparameter Selection for Differentially Private Gradient Descent},
+  journal = {Transactions on Machine Learning Research},
+  year    = {2023}
+}""",
+    "polyak1992": """@article{polyak1992,
+  author  = {Polyak, Boris T. and Juditsky, Anatoli B.},
+  title   = {Acceleration of Stochastic Approximation by Averaging},
+  journal = {SIAM Journal on Control and Optimization},
+  year    = {1992}
+}""",
+    "doroshenko2022": """@article{doroshenko2022,
+  author  = {Doroshenko, Vadym and Ghazi, Badih and Kamath, Pritish and Kumar, Ravi and Manurangsi, Pasin},
+  title   = {Connect the Dots: Tighter Discrete Approximations of Privacy Loss Distributions},
+  journal = {Proceedings on Privacy Enhancing Technologies},
+  year    = {2022}
+}""",
+}
+
+_OF_STRATEGY = {
+    "clip": {
+        "AdaClip": "pichapati2019",
+        "Automatic": "bu2023",
+        "Decay": "lin2022",
+        "FixedDeviation": "yu2018",
+        "LinearDecay": "yu2018",
+        "NormBased": "vanderveen2018",
+        "Quantile": "andrew2021",
+        "SensitivityDecay": "du2021",
+        "Sequence": "lin2022",
+    },
+    "noise": {
+        "ExponentialDecay": "yu2019",
+        "GeometricDecay": "zhang2021",
+        "GrowingMu": "du2021",
+        "InfluenceWeighted": "hong2022",
+        "LinearDecay": "zhang2021",
+        "PolynomialDecay": "yu2019",
+        "PrivacyUtility": "fay2023",
+        "StepDecay": "yu2019",
+        "TimeDecay": "yu2019",
+    },
+}
+"""What is not here is plain DP-SGD, or a person's own."""
+
+
+def cite(used: Any) -> str:
+    """BibTeX entries for what a run, or a recipe (also by name), uses: plain DP-SGD, the method, and how it was priced."""
+    return "\n\n".join(BIBTEX[key] for key in citation_keys(used))
+
+
+def citation_keys(used: Any) -> tuple[str, ...]:
+    """The keys of `BIBTEX` that `used` rests on: the method's own first, then DP-SGD and the accountant."""
+    if isinstance(used, str):
+        used = named(used)
+    if isinstance(used, Recipe):
+        if not used.private:
+            return ()
+        kinds = {role: type(getattr(used, role)).__name__ for role in _OF_STRATEGY}
+        grouped, averaged = getattr(used.clip, "groups", "flat") != "flat", used.update.average is not None
+        tempered = used.model is not None
+    elif callable(getattr(used, "configuration", None)):  # a Run: strategies import nothing of training
+        facts = used.configuration()
+        kinds = {role: facts[role]["kind"] for role in _OF_STRATEGY}
+        if kinds["noise"] == "NoiseOf":  # a clip that owns both roles
+            kinds["noise"] = kinds["clip"]
+        grouped, averaged = facts["clip"].get("groups", "flat") != "flat", facts["update"]["average"] is not None
+        tempered = any(type(layer).__name__ == "TemperedSigmoid" for layer in used.model.modules())
+    else:
+        raise InvalidArgument(
+            "used", validate.shown(used), "it is neither a run nor a recipe", "Pass what train() returned, or a name"
+        )
+    own = [_OF_STRATEGY[role][kind] for role, kind in kinds.items() if kind in _OF_STRATEGY[role]]
+    extra = {"he2023": grouped, "papernot2021": tempered, "polyak1992": averaged}
+    first = ["he2023"] if grouped and kinds["clip"] == "Quantile" else []
+    keys = [*first, *own, *(key for key, used_here in extra.items() if used_here), "abadi2016", "doroshenko2022"]
+    return tuple(dict.fromkeys(keys))

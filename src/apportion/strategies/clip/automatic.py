@@ -1,0 +1,44 @@
+"""Every gradient is scaled to nearly the same norm, so that no threshold has to be found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from apportion import validate
+from apportion.request import ClippedSum
+from apportion.strategies.clip.schedule import ClipSchedule
+from apportion.strategies.context import Context
+
+
+@dataclass(frozen=True)
+class Automatic(ClipSchedule):
+    """Record i contributes g_i·C/(‖g_i‖ + γ) instead of a clipped gradient; with groups, each group of it on its own.
+
+    Small gradients grow and large ones shrink. C only scales the answer, noise included, so the learning rate takes its part.
+
+    Args:
+        threshold: C.
+        stabiliser: γ > 0. Without it a record's gradient would lose its size altogether, and training could stop short of the
+            minimum; with it gradients far below γ stay small.
+
+    Source: Bu et al., Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger (AUTO-S).
+    Guarantee: the contribution of a record is shorter than C, so one record moves the sum by less than C.
+    """
+
+    threshold: float = 1.0
+    stabiliser: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        bound, quotient = "it bounds what one record can do", "it keeps the quotient finite for a gradient of zero"
+        validate.store(
+            self,
+            threshold=validate.positive("clip.threshold", self.threshold, bound, "Try threshold=1.0"),
+            stabiliser=validate.positive("clip.stabiliser", self.stabiliser, quotient, "Try stabiliser=0.01"),
+        )
+
+    def threshold_at(self, context: Context) -> float:
+        return self.threshold
+
+    def propose(self, state: None, context: Context) -> tuple[ClippedSum, ...]:
+        return tuple(replace(release, stabiliser=self.stabiliser) for release in super().propose(state, context))

@@ -1,0 +1,142 @@
+"""`apportion recipes`, and recipes by name on the command line."""
+
+import json
+
+import pytest
+
+from apportion.cli.main import main
+from apportion.strategies.recipes import RECIPES
+
+TINY = ["--data", "digits", "--sample-rate", "0.2", "--steps", "2", "--epsilon", "3", "--seed", "0"]
+BUDGET = ["--delta", "1e-5", "--unit", "record", "--population", "1437"]
+
+
+@pytest.fixture
+def apportion(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as stop:
+            main(list(arguments))
+        printed = capsys.readouterr()
+        return stop.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def test_the_list_names_every_recipe_in_whole(apportion):
+    code, out, _ = apportion("recipes")
+    assert code == 0
+    for name in RECIPES:
+        assert f" {name} " in out, name
+    assert "price shared" in out
+    code, out, _ = apportion("recipes", "--json")
+    listed = {one["recipe"]: one for one in json.loads(out)}
+    assert list(listed) == list(RECIPES)
+    assert listed["lin-transfer"]["needs"]
+    assert listed["du-dynamic"]["adapts"] == ["budget", "clip"]
+    assert listed["andrew"]["citations"][0] == "andrew2021"
+    assert "share" in listed["andrew"]["price"]
+
+
+def test_one_recipe_is_explained_and_drawn(apportion, tmp_path):
+    code, out, _ = apportion("recipes", "du-dynamic", "--set", "noise.ratio=4", "--html", "drawn.html")
+    assert code == 0
+    for words in (
+        "μ_t = μ₀·ρ^(t/T)",
+        "noise.ratio = 4",
+        "ρ = μ_T/μ₀",
+        "(q, z_t)",
+        "Du et al.",
+        "█",
+        "1 → 0.25",
+        "du2021",
+    ):
+        assert words in out, words
+    assert (tmp_path / "drawn.html").stat().st_size > 1_000_000
+    code, out, _ = apportion("recipes", "du-dynamic", "--json")
+    course = json.loads(out)["schedule"]
+    assert len(course["clip"]) == len(course["noise"]) == course["steps"] == 1000
+    assert course["clip"][-1] == pytest.approx(0.75)
+    assert course["clip"][499] == pytest.approx(1.5 / 2**0.5)
+
+
+@pytest.mark.parametrize(("name", "words"), [("andrew", "follows released values"), ("lin-transfer", "waits for")])
+def test_a_clip_that_is_not_known_in_advance_is_not_drawn(apportion, name, words):
+    code, out, _ = apportion("recipes", name)
+    assert code == 0
+    assert f"clip    {words}" in out
+
+
+def test_all_recipes_run_or_say_why_not(apportion, tmp_path):
+    code, out, _ = apportion("compare", *TINY, "--all-recipes", "--out", "all", "--json")
+    results = json.loads(out.strip().splitlines()[-1])
+    assert code == 0
+    ran, skipped = {cell["recipe"] for cell in results["cells"]}, {one["recipe"] for one in results["skipped"]}
+    assert ran | skipped == set(RECIPES)
+    assert skipped == {"lin-transfer"}
+    for cell in results["cells"]:
+        if cell["recipe"] != "non-private":
+            assert 0.98 * 3 <= cell["epsilon"] <= cell["target_epsilon"] == 3.0
+    assert json.loads((tmp_path / "all" / "results.json").read_text())["skipped"] == results["skipped"]
+
+
+def test_a_recipe_that_does_not_fit_the_model_is_skipped_with_the_reason(apportion):
+    """A linear model has no activation to temper."""
+    code, out, _ = apportion(
+        "compare", *TINY, "--model", "linear", "--all-recipes", "--set", "clip.groups=flat", "--json"
+    )
+    skipped = {one["recipe"]: one["reason"] for one in json.loads(out.strip().splitlines()[-1])["skipped"]}
+    assert code == 0
+    assert set(skipped) == {"lin-transfer", "papernot"}
+    assert "no ReLU" in skipped["papernot"]
+
+
+def test_thresholds_from_a_file(apportion, tmp_path):
+    (tmp_path / "found.txt").write_text("0.9\n0.4\n")
+    arguments = ["train", *TINY, *BUDGET, "--recipe", "lin-transfer"]
+    code, _, err = apportion(*arguments)
+    assert code == 2
+    assert "it needs a file of thresholds" in err
+    assert not list(tmp_path.rglob("*.sqlite"))
+    code, out, _ = apportion(*arguments, "--set", "clip.file=found.txt", "--set", "update.average=0.9", "--json")
+    run = json.loads(out.strip().splitlines()[-1])
+    assert code == 0
+    assert run["clip"]["thresholds"] == [0.9, 0.4]
+    assert run["update"]["average"] == 0.9
+
+
+def test_recipes_in_a_file(apportion, tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'data = "digits"\nepsilon = 3.0\nsteps = 2\nsample_rate = 0.2\nseeds = [0]\n'
+        '[[recipe]]\nname = "papernot"\nupdate.divide_by_clip = true\n[[recipe]]\nname = "hong"\nnoise.contraction = 0.5\n'
+    )
+    code, out, _ = apportion("compare", "mine.toml", "--json")
+    first, second = json.loads(out.strip().splitlines()[-1])["runs"]
+    assert code == 0
+    assert first["update"]["divide_by_clip"] is True
+    assert second["noise"]["contraction"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["recipes", "du-dinamic"], "Did you mean 'du-dynamic'"),
+        (["recipes", "--html", "x.html"], "needs one recipe"),
+        (["recipes", "non-private", "--html", "x.html"], "no schedule to draw"),
+        (["recipes", "abadi", "--html", "/dev/null/x.html"], "cannot be written"),
+        (["recipes", "abadi", "--set", "clip.start=1"], "Fixed has no such parameter"),
+        (["compare", "demo", "--all-recipes"], "named as well"),
+        (["compare", *TINY, "--recipe", "abadi", "--all-recipes"], "named as well"),
+        (["compare", *TINY, "--recipe", "abadi", "--set", "upate.average=0.9"], "Did you mean 'update'"),
+        (["plan", "--recipe", "lin-transfer", "--data", "digits", "--epsilon", "3"], "it needs a file of thresholds"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(apportion, arguments, words):
+    code, out, err = apportion(*arguments)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert len(err.strip().splitlines()) == 1
+    assert words in err, err
+    assert "Traceback" not in out + err
