@@ -393,7 +393,7 @@ def test_private_data_is_refused():
 
 
 def test_own_data_must_be_declared_public(tmp_path, monkeypatch):
-    (tmp_path / "own.py").write_text(
+    (tmp_path / "searched_records.py").write_text(
         "import torch, apportion\n"
         "pair = (torch.rand(40, 3), torch.zeros(40, dtype=torch.long))\n"
         "def private(): return pair, apportion.Public(pair)\n"
@@ -402,14 +402,14 @@ def test_own_data_must_be_declared_public(tmp_path, monkeypatch):
         "def model(): return torch.nn.Linear(3, 2)\n"
     )
     monkeypatch.chdir(tmp_path)
-    own = {"noise_multiplier": 1.0, "model": "own:model", "batch_size": 20}
+    own = {"noise_multiplier": 1.0, "model": "searched_records:model", "batch_size": 20}
     with pytest.raises(ap.InvalidArgument, match="If anything about this data may be published, say so: --public"):
-        open_trainer(settings_of(data="own:private", **own))
+        open_trainer(settings_of(data="searched_records:private", **own))
     with pytest.raises(ap.InvalidArgument, match="no test part"):
-        open_trainer(settings_of(data="own:untested", **own))
+        open_trainer(settings_of(data="searched_records:untested", **own))
     with pytest.raises(ap.InvalidArgument, match="your own function builds the model"):
-        open_trainer(settings_of(data="own:public", activation="relu", **own))
-    for settings in (settings_of(data="own:private", public=True, **own), settings_of(data="own:public", **own)):
+        open_trainer(settings_of(data="searched_records:public", activation="relu", **own))
+    for settings in (settings_of(data="searched_records:private", public=True, **own), settings_of(data="searched_records:public", **own)):
         trainer = open_trainer(settings)
         assert trainer.train_epoch(trainer.initial(0), 1.0, 0).accuracy <= 1
 
