@@ -409,7 +409,10 @@ def test_own_data_must_be_declared_public(tmp_path, monkeypatch):
         open_trainer(settings_of(data="searched_records:untested", **own))
     with pytest.raises(ap.InvalidArgument, match="your own function builds the model"):
         open_trainer(settings_of(data="searched_records:public", activation="relu", **own))
-    for settings in (settings_of(data="searched_records:private", public=True, **own), settings_of(data="searched_records:public", **own)):
+    for settings in (
+        settings_of(data="searched_records:private", public=True, **own),
+        settings_of(data="searched_records:public", **own),
+    ):
         trainer = open_trainer(settings)
         assert trainer.train_epoch(trainer.initial(0), 1.0, 0).accuracy <= 1
 
