@@ -140,3 +140,19 @@ def test_bad_input_is_one_line_and_exit_code_2(apportion, arguments, words):
     assert len(err.strip().splitlines()) == 1
     assert words in err, err
     assert "Traceback" not in out + err
+
+
+def test_a_run_has_one_recipe(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--data", "digits", "--recipe", "abadi", "--recipe", "hong", "--population", "1437"])
+    assert stop.value.code == 2
+    assert "a run has one recipe" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_alone_is_a_recipe_in_a_file():
+    from apportion.lab.settings import experiment
+
+    plan = experiment({"data": "digits", "lr": 1.0, "recipe": ["hong", {"name": "abadi"}]})
+    assert [choice.name for choice in plan.recipe] == ["hong", "abadi"]

@@ -73,12 +73,14 @@ class StrategyReport:
         """Raise `PrivacyViolation` with the first problem; do nothing if there is none."""
         for check in self.checks:
             if check.problem is not None:
-                raise PrivacyViolation(f"{self.strategy}, {check.name}: {check.problem}.")
+                raise PrivacyViolation(f"{self.strategy}, {check.name}: {check.problem.rstrip('.')}.")
 
     def __str__(self) -> str:
-        lines = (f"{'passed' if check.problem is None else 'FAILED':<8}{check.name}" for check in self.checks)
-        problems = (f"        {check.problem}" for check in self.checks if check.problem is not None)
-        return "\n".join((self.strategy, *lines, *problems))
+        lines = [self.strategy]
+        for check in self.checks:
+            lines.append(f"{'passed' if check.problem is None else 'FAILED':<8}{check.name}")
+            lines += [] if check.problem is None else [f"        {check.problem}"]
+        return "\n".join(lines)
 
 
 def check_strategy(strategy: Clip | NoiseSchedule) -> StrategyReport:

@@ -19,9 +19,9 @@ def train(
     data: options.Data = None,
     model: options.Model = None,
     activation: options.Activation = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(help="A name from `apportion recipes`.", show_default="abadi"),
+    recipes: Annotated[
+        list[str] | None,
+        typer.Option("--recipe", help="A name from `apportion recipes`.", show_default="abadi"),
     ] = None,
     settings: options.Settings = None,
     epsilon: options.Epsilon = None,
@@ -85,7 +85,7 @@ def train(
             data=data, model=model, activation=activation, set=settings, epsilon=epsilon, delta=delta, unit=unit, population=population,
             sample_rate=sample_rate, steps=steps, epochs=epochs, batch_size=batch_size, lr=lr, optimizer=optimizer,
             micro_batch=micro_batch, seed=seed, ledger=ledger, out=out, recovery=recovery, spare=spare,
-            checkpoint_every=checkpoint_every, recipe=recipe,
+            checkpoint_every=checkpoint_every, recipe=recipes,
         )  # fmt: skip
         if said:
             name, value = next(iter(said.items()))
@@ -94,14 +94,25 @@ def train(
             )
         _run(load_settings(resume), resume, data_dir, as_json=as_json, resume=True)
         return
-    recipe = recipe or "abadi"
+    if recipes and len(recipes) > 1:
+        raise InvalidArgument(
+            "recipe",
+            ", ".join(recipes),
+            "a run has one recipe",
+            "Pass one, or compare several with `apportion compare`",
+        )
+    recipe = recipes[0] if recipes else "abadi"
     if data is None:
         raise InvalidArgument(
             "data", None, "there is nothing to train on", "Pass --data digits, or see `apportion data list`"
         )
     if population is None:
         known = published_population(data)
-        hint = f"Pass --population {known}, the published size of {data}" if known else "Pass --population 60000"
+        hint = (
+            f"Pass --population {known}, the published size of {data}"
+            if known
+            else "Pass --population and a public figure for your data, which need not be exact"
+        )
         raise InvalidArgument(
             "population",
             None,

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from apportion import validate
 from apportion.budget import Budget, Record
@@ -32,6 +32,12 @@ class RecipeChoice(_Strict):
     lr: float | None = None
     optimizer: str | None = None
     activation: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        """A name alone is a recipe with its defaults."""
+        return {"name": value} if isinstance(value, str) else value
 
     @property
     def shown(self) -> str:

@@ -45,7 +45,8 @@ class Grouped:
 
     Args:
         groups: "flat", "layer", or patterns of names for each group.
-        allocation: "equal", "global" or "dimension", as the table above says.
+        allocation: "equal" (noise of a group in proportion to its threshold), "global" (the same noise on every coordinate) or
+            "dimension" (large groups get less).
     """
 
     groups: Groups = field(default="flat", kw_only=True)
