@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from apportion.cli.main import main
-
 BUDGET = ["--epsilon", "3", "--delta", "1e-5", "--unit", "record", "--population", "1437"]
 DU = [
     *("--epsilon", "1.2", "--delta", str(1 / 600_000), "--unit", "record", "--population", "60000"),
@@ -15,21 +13,6 @@ DU = [
     "256",
 ]
 QUICK = ["--data", "digits", "--model", "linear", "--sample-rate", "0.1", "--steps", "3", "--lr", "1"]
-
-
-@pytest.fixture
-def apportion(capsys, monkeypatch, tmp_path):
-    """Run a command in an empty folder; returns exit code, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            main(list(arguments))
-        printed = capsys.readouterr()
-        return stop.value.code or 0, printed.out, printed.err
-
-    return run
 
 
 def test_train_prints_one_run_object_last(apportion, tmp_path):

@@ -12,17 +12,10 @@ BUDGET = ["--delta", "1e-5", "--unit", "record", "--population", "1437"]
 
 
 @pytest.fixture
-def apportion(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def apportion(apportion, monkeypatch):
+    """In a narrow terminal."""
     monkeypatch.setenv("COLUMNS", "100")
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            main(list(arguments))
-        printed = capsys.readouterr()
-        return stop.value.code or 0, printed.out, printed.err
-
-    return run
+    return apportion
 
 
 def test_the_list_names_every_recipe_in_whole(apportion):

@@ -4,28 +4,12 @@ import json
 
 import pytest
 
-from apportion.cli.main import main
 from apportion.strategies.clip import Decay, Sequence
 
 QUICK = [
     *("search", "--data", "digits", "--model", "linear", "--batch-size", "256", "--noise-multiplier", "2", "--lr", "2"),
     *("--method", "fast", "--runs", "1", "--processes", "1"),
 ]
-
-
-@pytest.fixture
-def apportion(capsys, monkeypatch, tmp_path):
-    """Run a command in an empty folder; returns exit code, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            main(list(arguments))
-        printed = capsys.readouterr()
-        return stop.value.code or 0, printed.out, printed.err
-
-    return run
 
 
 def test_a_search_ends_with_thresholds_that_transfer_and_decay_take(apportion, tmp_path):

@@ -28,9 +28,8 @@ def weighted_sum(records: Gradients, name: str, frame: Frame, weights: Tensor) -
     """Σ_i w_i·(g_i − m)/b for one parameter."""
     total = torch.zeros(frame.scale[name].numel(), dtype=torch.float64)
     for part, rows in _rows(records, name, frame):
-        weight = weights[
-            part
-        ]  # a silenced record is far from finite in this frame, perhaps: its weight of 0 must not meet it
+        # A silenced record may be anything but finite in this frame: its weight of 0 must not meet it.
+        weight = weights[part]
         total = total + weight @ torch.where((weight == 0)[:, None], 0.0, rows)
     return total.reshape(frame.scale[name].shape)
 
