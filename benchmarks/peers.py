@@ -171,7 +171,7 @@ class Apportion:
 
         records = Records(len(given), counted, given.example)
         self._loss = nn.CrossEntropyLoss()
-        execution = apportion.Execution(micro_batch=workload.pieces, engine=engine)
+        execution = apportion.Execution(micro_batch=workload.micro_batch or "auto", engine=engine)
         self._session = open_session(
             self.model,
             build_optimizer(self.model, "sgd", LEARNING_RATE),

@@ -122,9 +122,20 @@ def test_a_limit_and_a_size_contradict_each_other():
 
 
 def test_an_unknown_batch_is_not_used():
-    assert ap.Execution().physical_batch == 256
     with pytest.raises(ap.WrongOrder, match="pass micro_batch"):
-        _ = ap.Execution(memory_limit="2GB").physical_batch
+        ap.Execution(memory_limit="2GB").physical_batch(256)
+
+
+@pytest.mark.parametrize(
+    ("declared", "held"), [(1, 5), (256, 320), (512, 603), (513, 321), (1024, 603), (1e5, 601), (1e7, 603)]
+)
+def test_the_usual_batch_is_an_equal_part_of_the_declared_one_with_room_for_chance(declared, held):
+    assert ap.Execution().physical_batch(declared) == held
+
+
+def test_a_batch_that_is_asked_for_is_a_limit():
+    assert ap.Execution(micro_batch=7).physical_batch(1024) == 7
+    assert ap.Execution(micro_batch=10**6).physical_batch(1024) == LARGEST
 
 
 def test_amounts_as_people_write_them():
@@ -134,7 +145,7 @@ def test_amounts_as_people_write_them():
 
 def test_without_a_limit_nothing_is_tried(monkeypatch):
     monkeypatch.setattr(memory_module, "memory_model", lambda *_: pytest.fail("it was"))
-    assert with_known_batch(ap.Execution(), nn.Linear(4, 2), "one-pass", torch.zeros(4)).micro_batch == 256
+    assert with_known_batch(ap.Execution(), nn.Linear(4, 2), "one-pass", torch.zeros(4)).micro_batch == "auto"
 
 
 def test_the_choice_reads_no_value_and_leaves_model_and_generator_alone():

@@ -10,6 +10,7 @@ import typer
 
 from apportion.cli import options
 from apportion.cli.output import print_error_stream, show_results, summary_of_run, warn_without_privacy, writable_folder
+from apportion.cli.study import run_study_file
 from apportion.errors import InvalidArgument
 
 SHORT_LIST = ("non-private", "abadi", "default")
@@ -18,7 +19,7 @@ SHORT_LIST = ("non-private", "abadi", "default")
 
 def compare(
     file: Annotated[
-        str | None, typer.Argument(help="A TOML file, or the name of a packaged one: demo.", show_default=False)
+        str | None, typer.Argument(help="A TOML file, or a packaged one: demo, lin-table-2, ….", show_default=False)
     ] = None,
     data: options.Data = None,
     model: options.Model = None,
@@ -47,11 +48,24 @@ def compare(
         list[int] | None,
         typer.Option(help="Repeatable; makes runs reproducible and NOT private.", show_default="secret noise, one run"),
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(help="Of a study: cells run at one time; changes no result.", show_default="one for each core"),
+    ] = None,
+    recheck: Annotated[
+        int | None, typer.Option(help="Of a study: run so many kept cells again; they must come out the same.")
+    ] = None,
     data_dir: options.DataDir = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for report and runs.", show_default="runs/NAME")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for report and runs.", show_default="runs/NAME, or results for a study"),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Train several recipes on one data set and write report.html and results.json.
+
+    A file with [[experiment]] is a study, such as all cells of a published table. Its runs have seeds and are kept in results/NAME.json:
+    what is there with the same settings is not run again, and an interrupted study goes on.
 
     Options override the file. On published benchmark data δ, unit and population have defaults; on your own data they must be
     said.
@@ -62,6 +76,7 @@ def compare(
     from apportion.lab.defaults import with_benchmark_budget, with_training_defaults
     from apportion.lab.experiments import find
     from apportion.lab.settings import experiment, read_file
+    from apportion.lab.study import is_study, study
     from apportion.strategies.recipes import READY, RECIPES, named
 
     if all_recipes and (file is not None or recipe):
@@ -89,6 +104,19 @@ def compare(
         seeds=seed or None,
     )
     from_file = read_file(find(file)) if file is not None else {}
+    if file is not None and is_study(from_file):
+        if values or recipe or settings:
+            raise InvalidArgument(
+                "file", file, "a study is run as its file says, so that its results mean one thing", "Leave the options out"
+            )
+        found = study(find(file).stem, from_file)
+        run_study_file(
+            found, out or Path("results"), processes=processes, recheck=recheck, data_dir=data_dir, as_json=as_json
+        )
+        return
+    for name, value in (("recheck", recheck), ("processes", processes)):
+        if value is not None:
+            raise InvalidArgument(name, value, "only a study keeps its runs", "Name a file with [[experiment]]")
     values = _override(from_file, values)
     values.setdefault("data", "digits")
     values["recipe"] = choose_recipes(

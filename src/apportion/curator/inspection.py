@@ -12,7 +12,7 @@ from torch import nn
 
 from apportion.curator.clipping import clipped_sums
 from apportion.curator.compatibility import copy_of
-from apportion.curator.curator import Execution
+from apportion.curator.curator import USUAL, Execution
 from apportion.curator.gradients.engine import Engine, build_engine
 from apportion.curator.gradients.one_pass import OnePass, RecordGradients
 from apportion.curator.gradients.use import Mode
@@ -54,7 +54,7 @@ def inspect(model: nn.Module, inputs: Any, target: Any, memory_limit: int | str 
     mode = per_record_mode(model, None, inputs, target)
     memory = memory_model(model, mode, inputs)
     limit = execution.memory_limit
-    physical = execution.physical_batch if limit is None else memory.largest_batch(int(limit))
+    physical = execution.physical_batch(USUAL) if limit is None else memory.largest_batch(int(limit))
     subject = copy_of(model).train()
     engine, records = build_engine(subject, mode), synthetic_batch(subject, inputs)
     gradients = _private(engine, records)

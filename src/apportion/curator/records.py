@@ -44,7 +44,11 @@ class Records:
         """Get ready to `read` with so many worker processes. What is in memory needs none."""
 
     def read(self, members: NDArray[np.int64], size: int, secret: Stream) -> Iterator[Batch]:
-        """These records in micro-batches of `size`, without those that cannot be read. `secret` gives seeds for augmentation."""
+        """These records in micro-batches of `size`, without those that cannot be read. `secret` gives seeds for augmentation.
+
+        Not in equal parts: one record more would then cut all of them anew, and their float32 sums would be rounded differently by more
+        than the headroom covers.
+        """
         for start in range(0, len(members), size):
             yield from self._readable(members[start : start + size])
 

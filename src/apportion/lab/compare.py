@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from apportion.curator.curator import Execution
 from apportion.errors import InvalidArgument
 from apportion.lab.baseline import train_without_privacy
+from apportion.lab.planning import plan_by_limit_theorem
 from apportion.lab.resolve import Subject, resolve
 from apportion.lab.settings import Experiment, RecipeChoice
+from apportion.strategies.clip.schedule import ClipSchedule
+from apportion.strategies.context import Context
+from apportion.training.history import Entry
 from apportion.training.plan import describe
 from apportion.training.recovery import Recovery
+from apportion.training.sampling import Sampling
 from apportion.training.statement import in_words
 from apportion.training.temper import temper
 from apportion.training.train import train
@@ -82,10 +92,19 @@ def run_recipe(
     ledger: Path | None = None,
     recovery: Recovery | None = None,
     resume: bool = False,
+    probe: Callable[[nn.Module], float] | None = None,
 ) -> dict[str, Any]:
-    """Train once and describe the run. `folder` gets the run folder of a private run, `ledger` its charges if it is given."""
+    """Train once and describe the run.
+
+    Args:
+        folder: gets the run folder of a private run.
+        ledger: gets its charges.
+        probe: what else is asked of a private run's model whenever it is evaluated, for data that is public; `median_norm` in the history.
+    """
     recipe, sampling = choice.recipe(), experiment.sampling()
     lr, optimizer = choice.lr or experiment.lr, choice.optimizer or experiment.optimizer
+    momentum = experiment.momentum if choice.momentum is None else choice.momentum
+    factory = partial(torch.optim.SGD, momentum=momentum) if momentum else optimizer
     torch.manual_seed(seed or 0)  # the initial weights are public; noise never comes from this generator
     activation = choice.activation or experiment.activation
     model = subject.build(activation)
@@ -103,6 +122,8 @@ def run_recipe(
         "expected_batch_size": sampling.expected_batch_size,
         "lr": lr,
         "optimizer": optimizer,
+        "momentum": momentum,
+        "lr_follows": choice.lr_follows,
     }
     if recipe.clip is None or recipe.noise is None:
         history = train_without_privacy(
@@ -111,7 +132,7 @@ def run_recipe(
             subject.train,
             sampling=sampling,
             lr=lr,
-            optimizer=optimizer,
+            optimizer=factory,
             evaluate=subject.test,
             seed=seed,
         )
@@ -120,7 +141,17 @@ def run_recipe(
         )
         outcome |= {"private": False, "clip": None, "noise": None, "update": None, "steps": sampling.steps}
     else:
+        probed: dict[int, dict[str, float]] = {}
+
+        def look(entry: Entry) -> None:
+            if probe is not None and entry.epsilon is not None:
+                probed[entry.step] = {"median_norm": probe(model)}
+
         budget = experiment.budget()
+        if choice.calibrated_by == "clt":
+            plan = plan_by_limit_theorem(recipe, budget, sampling)
+            recipe = dataclasses.replace(recipe, noise=plan.noise)
+            budget = dataclasses.replace(budget, epsilon=plan.epsilon)
         run = train(
             model,
             cross_entropy,
@@ -130,7 +161,8 @@ def run_recipe(
             sample_rate=sampling.sample_rate,
             steps=sampling.steps,
             lr=lr,
-            optimizer=optimizer,
+            optimizer=factory,
+            scheduler=_scheduler(experiment.followed(choice), sampling),
             clip=recipe.clip,
             noise=recipe.noise,
             update=recipe.update,
@@ -142,10 +174,11 @@ def run_recipe(
             recovery=recovery or Recovery(spare=0),
             resume=resume,
             progress=progress,
-            label=recipe.name,
+            label=choice.shown,
+            on_step=look,
         )
         facts = run.statement()
-        history = [entry.as_json() for entry in run.history]
+        history = [entry.as_json() | probed.get(entry.step, {}) for entry in run.history]
         keys = ("epsilon", "target_epsilon", "delta", "unit", "neighbours", "accountant", "private", "clip", "noise")
         outcome |= {key: facts[key] for key in keys}
         outcome |= {"update": describe(recipe.update), "statement": in_words(facts), "steps": run.steps}
@@ -156,6 +189,17 @@ def run_recipe(
         "seconds": round(time.perf_counter() - started, 3),
         "history": history,
     }
+
+
+def _scheduler(clip: ClipSchedule | None, sampling: Sampling) -> Callable[[Optimizer], LRScheduler] | None:
+    """η_t = η·C_t/C_1, where C_t are the thresholds of `clip`."""
+    if clip is None:
+        return None
+
+    def threshold(step: int) -> float:
+        return clip.threshold_at(Context(min(step, sampling.steps), sampling.steps, sampling.sample_rate))
+
+    return lambda optimizer: LambdaLR(optimizer, lambda taken: threshold(taken + 1) / threshold(1))
 
 
 def cells(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

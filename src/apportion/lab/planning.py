@@ -33,21 +33,10 @@ def plan_recipe(recipe: Recipe, budget: Budget, sampling: Sampling, calibration:
     """
     if recipe.clip is None or recipe.noise is None:
         raise InvalidArgument("recipe", recipe.name, "it has no privacy to plan", "Choose a private recipe")
-    noise = recipe.noise
     if calibration == "clt":
-        contexts = [Context(step, sampling.steps, sampling.sample_rate) for step in range(1, sampling.steps + 1)]
-        scale = calibrate(
-            CentralLimitAccountant(),
-            [noise.relative(context) for context in contexts],
-            sample_rate=sampling.sample_rate,
-            epsilon=budget.epsilon,
-            delta=budget.delta,
-        )
-        noise = replace(noise, multiplier=scale)  # type: ignore[type-var]
-        unlimited = replace(budget, epsilon=1e6)  # the point is to see by how much the true price exceeds the claim
-        plan = make_plan(unlimited, sampling, recipe.clip, noise, PrivacyLossAccountant())
+        plan = plan_by_limit_theorem(recipe, budget, sampling)
     else:
-        plan = make_plan(budget, sampling, recipe.clip, noise, PrivacyLossAccountant())
+        plan = make_plan(budget, sampling, recipe.clip, recipe.noise, PrivacyLossAccountant())
     claims = compare_accountants(count_events(plan.tokens), budget.delta)
     return {
         "recipe": recipe.name,
@@ -65,6 +54,22 @@ def plan_recipe(recipe: Recipe, budget: Budget, sampling: Sampling, calibration:
         "claims": {claim.name: claim.epsilon for claim in claims},
         "not_upper_bounds": [claim.name for claim in claims if not claim.upper_bound],
     }
+
+
+def plan_by_limit_theorem(recipe: Recipe, budget: Budget, sampling: Sampling) -> Plan:
+    """A plan whose noise the central limit theorem solves from `budget`, at its true price, which exceeds that budget."""
+    assert recipe.clip is not None
+    noise: Any = recipe.noise
+    contexts = [Context(step, sampling.steps, sampling.sample_rate) for step in range(1, sampling.steps + 1)]
+    scale = calibrate(
+        CentralLimitAccountant(),
+        [noise.relative(context) for context in contexts],
+        sample_rate=sampling.sample_rate,
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+    )
+    unlimited = replace(budget, epsilon=1e6)  # the point is to see by how much the true price exceeds the claim
+    return make_plan(unlimited, sampling, recipe.clip, replace(noise, multiplier=scale), PrivacyLossAccountant())
 
 
 def _thresholds(plan: Plan) -> list[float]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from apportion import validate
 from apportion.budget import Budget, Record
 from apportion.errors import InvalidArgument
+from apportion.strategies.clip.schedule import ClipSchedule
 from apportion.strategies.recipes import ROLES, Recipe, named
 from apportion.training.sampling import Sampling
 
 UNITS = {"record": Record}
+
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class _Strict(BaseModel):
@@ -22,7 +26,18 @@ class _Strict(BaseModel):
 
 
 class RecipeChoice(_Strict):
-    """One recipe of a comparison, with its own hyper-parameters where they differ from the experiment's."""
+    """One recipe of a comparison, with its own hyper-parameters where they differ from the experiment's.
+
+    Args:
+        label: what it is called in results; its name if nothing is said.
+        lr_follows: the label of another recipe of the experiment, whose clip is known in advance. The learning rate then is η·C_t/C_1 with
+            its C_t, so that a fixed clip stands beside a decaying one as its control.
+        control_of: the label of the recipe that this one is a control of.
+        calibrated_by: "pld" solves the noise from the true ε; "clt" from the limit theorem of Du et al., which is no upper bound, so
+            that the run really spends more than the experiment's ε.
+        paper: the accuracy that the source printed, in per cent, and `paper_std` what it printed after ±.
+        seeds: instead of the experiment's.
+    """
 
     name: str
     label: str | None = None
@@ -30,8 +45,15 @@ class RecipeChoice(_Strict):
     noise: dict[str, Any] = Field(default_factory=dict)
     update: dict[str, Any] = Field(default_factory=dict)
     lr: float | None = None
+    lr_follows: str | None = None
     optimizer: str | None = None
+    momentum: float | None = Field(default=None, ge=0, lt=1)
     activation: str | None = None
+    control_of: str | None = None
+    calibrated_by: Literal["pld", "clt"] = "pld"
+    paper: float | None = Field(default=None, ge=0, le=100)
+    paper_std: float | None = Field(default=None, ge=0)
+    seeds: tuple[Seed, ...] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -52,9 +74,19 @@ class RecipeChoice(_Strict):
 
 
 class Experiment(_Strict):
-    """Recipes on one data set with one model, at one budget."""
+    """Recipes on one data set with one model, at one budget.
+
+    Args:
+        label: what it is called beside other experiments of a study.
+        momentum: of the optimiser "sgd".
+        paper_epsilon: what the source claims to have spent, where it is not `epsilon`.
+        kind: "training" trains; "price" only works out what the plan costs from step to step; "norms" trains on data that is a published
+            benchmark, and therefore public, and writes down the median norm of its unclipped gradients.
+    """
 
     title: str = "Comparison"
+    label: str | None = None
+    kind: Literal["training", "price", "norms"] = "training"
     data: str
     model: str | None = None
     activation: str | None = None
@@ -69,8 +101,10 @@ class Experiment(_Strict):
     steps: int | None = None
     lr: float
     optimizer: str = "sgd"
-    seeds: tuple[Annotated[int, Field(ge=0, lt=2**63)], ...] = ()
-    micro_batch: int = 256
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    seeds: tuple[Seed, ...] = ()
+    micro_batch: int | Literal["auto"] = "auto"
+    paper_epsilon: float | None = None
 
     def sampling(self) -> Sampling:
         """The public facts of every run of the experiment."""
@@ -112,6 +146,32 @@ class Experiment(_Strict):
         recipes = [choice.recipe() for choice in self.recipe]
         if any(recipe.private for recipe in recipes):
             self.budget()
+        for choice in self.recipe:
+            for field in ("lr_follows", "control_of"):
+                if (other := getattr(choice, field)) is not None:
+                    validate.known(f"{choice.shown}.{field}", other, shown, "no recipe of this experiment is called so")
+            self.followed(choice)
+            if (choice.momentum or self.momentum) and (choice.optimizer or self.optimizer) != "sgd":
+                raise InvalidArgument(
+                    "momentum",
+                    choice.momentum or self.momentum,
+                    f"it belongs to the optimiser sgd, and {choice.shown} uses {choice.optimizer or self.optimizer}",
+                    'Leave it out, or use optimizer = "sgd"',
+                )
+
+    def followed(self, choice: RecipeChoice) -> ClipSchedule | None:
+        """The clip that the learning rate of `choice` follows; it must be known in advance."""
+        if choice.lr_follows is None:
+            return None
+        clip = next(other for other in self.recipe if other.shown == choice.lr_follows).recipe().clip
+        if not isinstance(clip, ClipSchedule):
+            raise InvalidArgument(
+                "lr_follows",
+                choice.lr_follows,
+                "its thresholds are not known before the run",
+                "Name a recipe whose clip is a formula or a sequence",
+            )
+        return clip
 
 
 def experiment(values: dict[str, Any]) -> Experiment:

@@ -20,6 +20,7 @@ from apportion.strategies.clip import Clip
 from apportion.strategies.noise import NoiseSchedule
 from apportion.strategies.update import Plain
 from apportion.training.evaluation import accuracy, require_public
+from apportion.training.history import Entry
 from apportion.training.loop import take_steps
 from apportion.training.optimizers import OptimizerFactory, build_optimizer
 from apportion.training.progress import progress_bar
@@ -55,6 +56,7 @@ def train(
     resume: bool = False,
     progress: bool | None = None,
     label: str = "training",
+    on_step: Callable[[Entry], None] | None = None,
 ) -> Run:
     """Train `model` on private records within a budget. The model is trained in place.
 
@@ -90,6 +92,7 @@ def train(
         resume: go on with the run in `out`, which crashed or was stopped. All other arguments as when it was started.
         progress: a progress bar; by default only in a terminal.
         label: the name shown beside the bar.
+        on_step: is called with the `Entry` of each step after it was taken: released values and public facts, for a log of your own.
 
     Returns:
         A `Run`: `run.epsilon()`, `run.history`, `run.statement()`, `run.save(folder)`.
@@ -134,7 +137,13 @@ def train(
     ours = True
     try:
         with progress_bar(label, session.plan.steps, budget.epsilon, enabled=progress) as show:
-            take_steps(session, loss_fn, evaluate, show)
+
+            def tell(entry: Entry) -> None:
+                show(entry)
+                if on_step is not None:
+                    on_step(entry)
+
+            take_steps(session, loss_fn, evaluate, tell)
     except TakenOver:
         ours = False
         raise

@@ -131,14 +131,17 @@ class ConvolutionUse:
     def _written_out_norms(self, records: slice | Tensor) -> Tensor:
         """With the margin for a sum that is not made of these rows. A pixel stands in as many patches as the kernel has places."""
         patched, positions = self._sides(records)
-        places = math.prod(self._module.kernel_size)
+        places, count = math.prod(self._module.kernel_size), math.prod(positions.shape[2:])
         magnitudes = places * squared(patched) * squared(positions)
-        norms: Tensor = squared(self._written_out(records)) + margin(self._sizes[0], patched.dtype) * magnitudes
+        norms: Tensor = squared(self._product(patched, positions)) + margin(count, patched.dtype) * magnitudes
         return norms
 
     def _written_out(self, records: slice | Tensor) -> Tensor:
         """(n, *shape of the weight)."""
-        patched, positions = self._sides(records)
+        return self._product(*self._sides(records))
+
+    def _product(self, patched: Tensor, positions: Tensor) -> Tensor:
+        """Σ_t β_t ⊗ p_t of each record, (n, *shape of the weight)."""
         groups, kernel = self._module.groups, self._module.kernel_size
         count, n = math.prod(positions.shape[2:]), patched.shape[0]
         channels_last = patched.stride(1) == 1 and patched.shape[1] > 1
@@ -210,7 +213,7 @@ class ConvolutionUse:
         padding = list(module.padding) if plain else [0] * self._dimensions
         total: Tensor
         _, total, _ = torch.ops.aten.convolution_backward(
-            scaled(weights, self._gradients_or_fail),
+            scaled(weights, self._gradients_or_fail, inputs),
             inputs,
             module.weight.to(inputs.dtype),
             None,

@@ -83,7 +83,7 @@ class EmbeddingUse:
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name = self.names["weight"]
-        gradients = scaled(weights[name], self._gradients).flatten(0, 1)
+        gradients = scaled(weights[name], self._gradients, None).flatten(0, 1)
         total = gradients.new_zeros(self._size, gradients.shape[1])
         return {name: total.index_add_(0, self._tokens.flatten(), gradients)}
 

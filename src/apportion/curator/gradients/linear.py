@@ -79,7 +79,7 @@ class LinearUse:
         sums = {}
         for own, name in self.names.items():
             if own == "weight":
-                gradients = scaled(weights[name], self._gradients)
+                gradients = scaled(weights[name], self._gradients, self._inputs)
                 sums[name] = gradients.flatten(0, 1).T @ self._inputs.flatten(0, 1)
             else:
                 sums[name] = added(weights[name], self._bias_rows)

@@ -12,10 +12,9 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from apportion.curator.gradients.rounding import gram, margin, norms_from_grams, squared
-from apportion.curator.gradients.use import FAINTEST, added, chunks, weights_like, wide
+from apportion.curator.gradients.use import added, chunks, scaled, wide
 
 Named = Iterator[tuple[str, Tensor]]
 """A full name may come twice: two matrices of a layer may be one parameter."""
@@ -66,9 +65,9 @@ class Products:
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> Named:
         for name, inputs in self._inputs:
-            factors = weights_like(weights[name], inputs)[:, None]  # on the inputs: they are smaller than the gradients
-            scaled = functional.hardshrink(inputs * factors, FAINTEST)
-            yield name, self._gradients.flatten(0, 1).T @ scaled.flatten(0, 1)
+            by_record = inputs.transpose(0, 1)  # the inputs, because they are smaller than the gradients
+            product = scaled(weights[name], by_record, self._gradients).transpose(0, 1)
+            yield name, self._gradients.flatten(0, 1).T @ product.flatten(0, 1)
         if self._biases:
             totals = self._gradients.sum(0)
             yield from ((name, added(weights[name], totals)) for name in self._biases)

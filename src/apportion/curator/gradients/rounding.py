@@ -35,8 +35,11 @@ def squared(values: Tensor) -> Tensor:
     """Σ over all dimensions but the first of the squares, (b,), in float64."""
     dense = sorted(range(1, values.dim()), key=values.stride, reverse=True)
     flat = values.permute(0, *dense).flatten(1)  # no copy, also of channels_last
-    pieces = [torch.linalg.vector_norm(piece, dim=1).double().square() for piece in flat.split(LONGEST_SUM, 1)]
-    total: Tensor = torch.stack(pieces).sum(0)
+    whole = flat.shape[1] // LONGEST_SUM * LONGEST_SUM
+    total: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
+    if whole:
+        pieces = flat[:, :whole].unflatten(1, (-1, LONGEST_SUM))
+        total += torch.linalg.vector_norm(pieces, dim=2).double().square().sum(1)
     faint = (total < FAINT).nonzero()[:, 0]
     if len(faint) and values.dtype != torch.float64:
         total[faint] = torch.linalg.vector_norm(flat[faint], dim=1, dtype=torch.float64).square()

@@ -1,0 +1,121 @@
+"""`apportion compare FILE` for a study: the cells of a published table, run once and kept."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from apportion.cli.output import print_error_stream, writable_folder
+
+if TYPE_CHECKING:
+    from apportion.lab.study import Study
+    from apportion.lab.study.cell import Cell
+
+
+def run_study_file(
+    found: Study,
+    folder: Path,
+    *,
+    processes: int | None,
+    recheck: int | None,
+    data_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Run what is missing, or run kept cells again; print the table, and with `as_json` the content of the file."""
+    from apportion.lab.study import StudyResults, run_study
+    from apportion.lab.study import recheck as run_again
+
+    path = writable_folder(folder) / f"{found.name}.json"
+    results = StudyResults.open(found, path)
+    for experiment, recipe, seed in results.changed:
+        print_error_stream(f"{experiment}: {recipe}, seed {seed}: its settings have changed, so it is computed again")
+    missing, count = results.missing, len(found.cells)
+    print_error_stream(f"{found.title}: {count - len(missing)} of {count} cells are kept in {path}")
+    workers = (os.cpu_count() or 1) if processes is None else processes
+    if recheck is not None:
+        with _progress("recheck", min(recheck, count - len(missing))) as show:
+            findings = run_again(results, recheck, processes=workers, data_dir=data_dir, show=show)
+        _show_findings(findings, as_json=as_json)
+        raise typer.Exit(0 if all(finding["same"] for finding in findings) else 1)
+    try:
+        with _progress(found.name, len(missing)) as show:
+            run_study(results, processes=workers, data_dir=data_dir, show=show)
+    except KeyboardInterrupt:
+        print_error_stream(f"interrupted: {len(results.runs)} of {count} cells are kept; the same command goes on")
+        raise
+    _show_cells(results.content(), as_json=as_json)
+    if as_json:
+        content = results.content()
+        typer.echo(json.dumps({key: value for key, value in content.items() if key != "runs"}))
+    else:
+        typer.echo(f"Look at   apportion report {path}")
+
+
+@contextmanager
+def _progress(name: str, total: int) -> Iterator[Callable[[Cell, dict[str, Any]], None]]:
+    """A bar over the cells in a terminal, and a line for each in a log."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, highlight=False)
+    columns: list[Any] = [
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(compact=True),
+    ]
+    with Progress(*columns, console=console, disable=not console.is_terminal or not total) as progress:
+        task = progress.add_task(name, total=total)
+
+        def show(cell: Cell, run: dict[str, Any]) -> None:
+            experiment, recipe, seed = cell.place
+            score = "" if run.get("test_accuracy") is None else f"{run['test_accuracy']:.2%}, "
+            spent = "no privacy" if run["epsilon"] is None else f"ε = {run['epsilon']:.3f}"
+            which = "" if seed is None else f", seed {seed}"
+            console.print(f"{experiment}: {recipe}{which}: {score}{spent}, {run['seconds']:.1f} s", markup=False)
+            progress.advance(task)
+
+        yield show
+
+
+def _show_cells(content: dict[str, Any], *, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(content["title"]))
+    for heading in ("experiment", "recipe", "true ε", "its claim", "accuracy", "printed", "difference"):
+        table.add_column(heading, justify="left" if heading in ("experiment", "recipe") else "right")
+    for cell in content["cells"]:
+        deviation = cell["test_accuracy_std"]
+        table.add_row(
+            escape(cell["experiment"]),
+            escape(cell["recipe"]) + (f" (control of {escape(cell['control_of'])})" if cell["control_of"] else ""),
+            "none" if cell["epsilon"] is None else f"{cell['epsilon']:.3f}",
+            "" if cell["paper_epsilon"] is None else f"{cell['paper_epsilon']:g}",
+            _percent(cell["test_accuracy"]) + ("" if deviation is None else f" ± {100 * deviation:.2f}"),
+            _percent(cell["paper_accuracy"]),
+            "" if cell["difference"] is None else f"{100 * cell['difference']:+.2f}",
+        )
+    Console(stderr=as_json, highlight=False).print(table)
+
+
+def _show_findings(findings: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"recheck": findings}))
+        return
+    for finding in findings:
+        verdict = "exactly the same" if finding["same"] else "DIFFERENT"
+        scores = f"{_percent(finding['test_accuracy_before'])} then, {_percent(finding['test_accuracy'])} now"
+        typer.echo(f"{finding['experiment']}: {finding['recipe']}, seed {finding['seed']}: {verdict} ({scores})")
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2f} %"

@@ -1,0 +1,102 @@
+"""`results/<study>.json`: what was run, kept so that it is run once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from apportion.errors import InvalidArgument
+from apportion.lab.study.cell import Cell
+from apportion.lab.study.study import Study
+from apportion.lab.study.summary import summarise
+from apportion.training.checkpoint import replace_file
+
+VERSION = 1
+
+
+@dataclass
+class StudyResults:
+    """The runs of a study so far, by place. The file is replaced as a whole after every run, so it is always complete.
+
+    Args:
+        changed: places whose kept run had another configuration, and which therefore count as not run.
+    """
+
+    study: Study
+    path: Path
+    runs: dict[tuple[str, str, int | None], dict[str, Any]] = field(default_factory=dict)
+    changed: list[tuple[str, str, int | None]] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, study: Study, path: Path) -> StudyResults:
+        """What the file holds and the study still asks for; nothing if there is no file."""
+        results = cls(study, path)
+        if not path.exists():
+            return results
+        try:
+            kept = {_place(run): run for run in json.loads(path.read_text(encoding="utf-8"))["runs"]}
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            reason = f"it is no file of results ({type(error).__name__}: {error})"
+            raise InvalidArgument("out", str(path), reason, "Move it away, or choose another folder") from error
+        for cell in study.cells:
+            run = kept.get(cell.place)
+            if run is not None and run.get("key") == cell.key:
+                results.runs[cell.place] = run
+            elif run is not None:
+                results.changed.append(cell.place)
+        return results
+
+    @property
+    def missing(self) -> list[Cell]:
+        """The cells that have not been run, in the study's order."""
+        return [cell for cell in self.study.cells if cell.place not in self.runs]
+
+    def add(self, cell: Cell, run: dict[str, Any]) -> None:
+        """Keep a run, durably."""
+        self.runs[cell.place] = {**run, "key": cell.key, "configuration": cell.configuration()}
+        self.save()
+
+    def save(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.content(), indent=1, ensure_ascii=False)
+        replace_file(self.path, (text + "\n").encode())
+
+    def content(self) -> dict[str, Any]:
+        """What the file holds; published figures are always those of the study's file."""
+        runs = [self._with_source(cell, self.runs[cell.place]) for cell in self.study.cells if cell.place in self.runs]
+        return {
+            "version": VERSION,
+            "name": self.study.name,
+            "title": self.study.title,
+            "source": self.study.source,
+            "note": self.study.note,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "missing": [list(cell.place) for cell in self.missing],
+            "cells": summarise(runs),
+            "runs": runs,
+        }
+
+    @staticmethod
+    def _with_source(cell: Cell, run: dict[str, Any]) -> dict[str, Any]:
+        choice, experiment = cell.choice, cell.experiment
+        return {
+            "experiment": cell.place[0],
+            **run,
+            "paper_accuracy": None if choice.paper is None else round(choice.paper / 100, 6),
+            "paper_accuracy_std": None if choice.paper_std is None else round(choice.paper_std / 100, 6),
+            "paper_epsilon": experiment.paper_epsilon or experiment.epsilon,
+            "control_of": choice.control_of,
+        }
+
+
+def _place(run: dict[str, Any]) -> tuple[str, str, int | None]:
+    return run["experiment"], run["recipe"], run["seed"]
+
+
+def read_runs(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """Results files by name."""
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}

@@ -1,0 +1,100 @@
+"""Runs what is missing of a study, several cells at a time, and keeps each as it ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from apportion import validate
+from apportion.errors import InvalidArgument
+from apportion.lab.study.cell import Cell
+from apportion.lab.study.results import StudyResults
+from apportion.lab.study.run_cell import run_cell
+
+Show = Callable[[Cell, dict[str, Any]], None]
+
+
+def run_study(
+    results: StudyResults,
+    *,
+    processes: int = 1,
+    data_dir: Path | None = None,
+    show: Show = lambda cell, run: None,
+) -> StudyResults:
+    """Run every cell that is missing. An interruption loses only the cells that were running."""
+    for cell, run in _outcomes(results.missing, processes, data_dir):
+        results.add(cell, run)
+        show(cell, run)
+    results.save()
+    return results
+
+
+def recheck(
+    results: StudyResults,
+    count: int,
+    *,
+    processes: int = 1,
+    data_dir: Path | None = None,
+    show: Show = lambda cell, run: None,
+) -> list[dict[str, Any]]:
+    """Run some kept cells again, drawn at random, and compare: the same seed must give exactly the same accuracies and ε."""
+    validate.whole("recheck", count, "so many cells are run again", "Use 3")
+    kept = [cell for cell in results.study.cells if cell.place in results.runs]
+    if not kept:
+        raise InvalidArgument("recheck", count, "no cell of this study has been run", "Run the study first")
+    findings = []
+    for cell, run in _outcomes(random.sample(kept, min(count, len(kept))), processes, data_dir):
+        show(cell, run)
+        before = results.runs[cell.place]
+        experiment, recipe, seed = cell.place
+        findings.append(
+            {
+                "experiment": experiment,
+                "recipe": recipe,
+                "seed": seed,
+                "same": run["history"] == before["history"],
+                "test_accuracy": run.get("test_accuracy"),
+                "test_accuracy_before": before.get("test_accuracy"),
+            }
+        )
+    return findings
+
+
+def _outcomes(
+    cells: Sequence[Cell], processes: int, data_dir: Path | None
+) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    """Each cell with its run, as they end. Every cell is computed with one thread, so the number of processes changes nothing."""
+    processes = validate.whole("processes", processes, "they run the cells", "Use 1 to have no others")
+    work = partial(run_cell, data_dir=data_dir)
+    if processes == 1 or len(cells) < 2:
+        for cell in cells:
+            yield cell, work(cell)
+        return
+    # not forked: a process that has used threads, as torch does, must not be
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start)
+    waiting: dict[Future[dict[str, Any]], Cell] = {pool.submit(work, cell): cell for cell in cells}
+    try:
+        while waiting:
+            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield waiting.pop(future), future.result()
+    except BrokenProcessPool as error:
+        raise InvalidArgument(
+            "processes",
+            processes,
+            "one of them ended while it trained, as happens when memory runs out",
+            "Use fewer; the same command goes on with the study",
+        ) from error
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interruption ends it without a word; the parent speaks
