@@ -107,7 +107,10 @@ def compare(
     if file is not None and is_study(from_file):
         if values or recipe or settings:
             raise InvalidArgument(
-                "file", file, "a study is run as its file says, so that its results mean one thing", "Leave the options out"
+                "file",
+                file,
+                "a study is run as its file says, so that its results mean one thing",
+                "Leave the options out",
             )
         found = study(find(file).stem, from_file)
         run_study_file(

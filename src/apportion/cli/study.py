@@ -49,6 +49,8 @@ def run_study_file(
     except KeyboardInterrupt:
         print_error_stream(f"interrupted: {len(results.runs)} of {count} cells are kept; the same command goes on")
         raise
+    for data, reason in results.without_data.items():
+        print_error_stream(f"{data}: its cells were left out, the others were run: {reason}")
     _show_cells(results.content(), as_json=as_json)
     if as_json:
         content = results.content()
@@ -61,7 +63,14 @@ def run_study_file(
 def _progress(name: str, total: int) -> Iterator[Callable[[Cell, dict[str, Any]], None]]:
     """A bar over the cells in a terminal, and a line for each in a log."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True, highlight=False)
     columns: list[Any] = [

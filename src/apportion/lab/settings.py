@@ -73,6 +73,20 @@ class RecipeChoice(_Strict):
         return recipe
 
 
+class Later(_Strict):
+    """A published figure that cannot be run yet, so that it is missing in sight.
+
+    Args:
+        label: the method.
+        paper: the accuracy that the source printed, in per cent.
+        reason: what it waits for.
+    """
+
+    label: str
+    paper: float | None = Field(default=None, ge=0, le=100)
+    reason: str
+
+
 class Experiment(_Strict):
     """Recipes on one data set with one model, at one budget.
 
@@ -90,7 +104,8 @@ class Experiment(_Strict):
     data: str
     model: str | None = None
     activation: str | None = None
-    recipe: tuple[RecipeChoice, ...] = Field(min_length=1)
+    recipe: tuple[RecipeChoice, ...] = ()
+    later: tuple[Later, ...] = ()
     epsilon: float | None = None
     delta: float | None = None
     unit: str | None = None
@@ -134,6 +149,8 @@ class Experiment(_Strict):
 
     def check(self) -> None:
         """Raise for everything that can be seen to be wrong before data is read."""
+        if not self.recipe and not self.later:
+            raise InvalidArgument("recipe", (), "there is nothing to run", 'Write recipe = ["abadi"], or [[recipe]]')
         self.sampling()
         shown = [choice.shown for choice in self.recipe]
         if twice := sorted({name for name in shown if shown.count(name) > 1}):

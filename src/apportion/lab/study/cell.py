@@ -30,20 +30,24 @@ class Cell:
         """All that decides the result, as data. Labels and published figures do not."""
         experiment, choice, recipe = self.experiment, self.choice, self.choice.recipe()
         followed = experiment.followed(choice)
-        return {
+        plan = {
             "kind": experiment.kind,
-            "data": experiment.data,
-            "model": experiment.model,
-            "activation": choice.activation or experiment.activation,
-            "tempered": None if recipe.model is None else asdict(recipe.model),
             "clip": None if recipe.clip is None else describe(recipe.clip),
             "noise": None if recipe.noise is None else describe(recipe.noise),
-            "update": describe(recipe.update),
             "calibrated_by": choice.calibrated_by,
             "epsilon": experiment.epsilon if recipe.private else None,
             "delta": experiment.delta if recipe.private else None,
             "unit": experiment.unit if recipe.private else None,
             **asdict(experiment.sampling()),
+        }
+        if experiment.kind == "price":
+            return plan
+        return plan | {
+            "data": experiment.data,
+            "model": experiment.model,
+            "activation": choice.activation or experiment.activation,
+            "tempered": None if recipe.model is None else asdict(recipe.model),
+            "update": describe(recipe.update),
             "lr": choice.lr or experiment.lr,
             "lr_follows": None if followed is None else describe(followed),
             "optimizer": choice.optimizer or experiment.optimizer,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from apportion.errors import InvalidArgument
 from apportion.lab.study.cell import Cell
-from apportion.lab.study.study import Study
+from apportion.lab.study.study import Study, label
 from apportion.lab.study.summary import summarise
 from apportion.training.checkpoint import replace_file
 
@@ -24,12 +23,14 @@ class StudyResults:
 
     Args:
         changed: places whose kept run had another configuration, and which therefore count as not run.
+        without_data: why the data of an experiment could not be read, by the name of the data.
     """
 
     study: Study
     path: Path
     runs: dict[tuple[str, str, int | None], dict[str, Any]] = field(default_factory=dict)
     changed: list[tuple[str, str, int | None]] = field(default_factory=list)
+    without_data: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def open(cls, study: Study, path: Path) -> StudyResults:
@@ -75,10 +76,22 @@ class StudyResults:
             "source": self.study.source,
             "note": self.study.note,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "missing": [list(cell.place) for cell in self.missing],
+            "not_run": self.not_run(),
             "cells": summarise(runs),
             "runs": runs,
         }
+
+    def not_run(self) -> list[dict[str, Any]]:
+        """Every figure of the source that has no run beside it, with the reason."""
+        found = {}
+        for cell in self.missing:
+            experiment, recipe, _ = cell.place
+            reason = self.without_data.get(cell.experiment.data, "not run yet")
+            found[experiment, recipe] = {"paper_accuracy": _fraction(cell.choice.paper), "reason": reason}
+        for one in self.study.experiments:
+            for later in one.later:
+                found[label(one), later.label] = {"paper_accuracy": _fraction(later.paper), "reason": later.reason}
+        return [{"experiment": experiment, "recipe": recipe, **why} for (experiment, recipe), why in found.items()]
 
     @staticmethod
     def _with_source(cell: Cell, run: dict[str, Any]) -> dict[str, Any]:
@@ -86,8 +99,8 @@ class StudyResults:
         return {
             "experiment": cell.place[0],
             **run,
-            "paper_accuracy": None if choice.paper is None else round(choice.paper / 100, 6),
-            "paper_accuracy_std": None if choice.paper_std is None else round(choice.paper_std / 100, 6),
+            "paper_accuracy": _fraction(choice.paper),
+            "paper_accuracy_std": _fraction(choice.paper_std),
             "paper_epsilon": experiment.paper_epsilon or experiment.epsilon,
             "control_of": choice.control_of,
         }
@@ -97,6 +110,5 @@ def _place(run: dict[str, Any]) -> tuple[str, str, int | None]:
     return run["experiment"], run["recipe"], run["seed"]
 
 
-def read_runs(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
-    """Results files by name."""
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+def _fraction(percent: float | None) -> float | None:
+    return None if percent is None else round(percent / 100, 6)

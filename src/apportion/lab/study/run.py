@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from apportion import validate
-from apportion.errors import InvalidArgument
+from apportion.errors import ApportionError, InvalidArgument
+from apportion.lab.resolve import resolve
 from apportion.lab.study.cell import Cell
 from apportion.lab.study.results import StudyResults
 from apportion.lab.study.run_cell import run_cell
@@ -28,8 +29,10 @@ def run_study(
     data_dir: Path | None = None,
     show: Show = lambda cell, run: None,
 ) -> StudyResults:
-    """Run every cell that is missing. An interruption loses only the cells that were running."""
-    for cell, run in _outcomes(results.missing, processes, data_dir):
+    """Run every cell that is missing and whose data is there. An interruption loses only the cells that were running."""
+    results.without_data = _without_data(results.missing, data_dir)
+    cells = [cell for cell in results.missing if cell.experiment.data not in results.without_data]
+    for cell, run in _outcomes(cells, processes, data_dir):
         results.add(cell, run)
         show(cell, run)
     results.save()
@@ -67,9 +70,18 @@ def recheck(
     return findings
 
 
-def _outcomes(
-    cells: Sequence[Cell], processes: int, data_dir: Path | None
-) -> Iterator[tuple[Cell, dict[str, Any]]]:
+def _without_data(cells: Sequence[Cell], data_dir: Path | None) -> dict[str, str]:
+    """Which data cannot be read, and how to get it. A price needs none."""
+    found = {}
+    for name in {cell.experiment.data for cell in cells if cell.experiment.kind != "price"}:
+        try:
+            resolve(name, None, data_dir)
+        except ApportionError as error:
+            found[name] = " ".join(str(error).split())
+    return found
+
+
+def _outcomes(cells: Sequence[Cell], processes: int, data_dir: Path | None) -> Iterator[tuple[Cell, dict[str, Any]]]:
     """Each cell with its run, as they end. Every cell is computed with one thread, so the number of processes changes nothing."""
     processes = validate.whole("processes", processes, "they run the cells", "Use 1 to have no others")
     work = partial(run_cell, data_dir=data_dir)

@@ -15,7 +15,7 @@ import torch
 
 from apportion.lab.compare import run_recipe
 from apportion.lab.planning import plan_recipe
-from apportion.lab.resolve import Subject, resolve
+from apportion.lab.resolve import resolve
 from apportion.lab.study.cell import Cell
 from apportion.lab.study.norms import median_norms
 from apportion.training.versions import package_versions

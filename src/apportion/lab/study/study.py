@@ -34,10 +34,7 @@ class Study:
     def cells(self) -> tuple[Cell, ...]:
         """Every run: experiments in order, their recipes in order, and seeds."""
         return tuple(
-            Cell(one, choice, seed)
-            for one in self.experiments
-            for choice in one.recipe
-            for seed in _seeds(one, choice)
+            Cell(one, choice, seed) for one in self.experiments for choice in one.recipe for seed in _seeds(one, choice)
         )
 
 
@@ -50,7 +47,9 @@ def study(name: str, values: dict[str, Any]) -> Study:
     """Validate the content of a file. Settings at its top are those of every experiment that says nothing else."""
     entries = values["experiment"]
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise InvalidArgument("experiment", validate.shown(entries), "it is not a list of tables", "Write [[experiment]]")
+        raise InvalidArgument(
+            "experiment", validate.shown(entries), "it is not a list of tables", "Write [[experiment]]"
+        )
     shared = {key: value for key, value in values.items() if key not in _OWN}
     experiments = []
     for number, entry in enumerate(entries):
