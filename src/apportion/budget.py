@@ -38,8 +38,7 @@ class Budget:
     def __post_init__(self) -> None:
         reason = "it is the privacy loss to be spent"
         validate.store(self, epsilon=validate.positive("epsilon", self.epsilon, reason, "Try epsilon=3.0"))
-        reason, fix = "it is the probability that the bound fails", "Use less than 1/population, e.g. delta=1e-5"
-        validate.store(self, delta=validate.in_open_unit("delta", self.delta, reason, fix))
+        validate.store(self, delta=validate.delta(self.delta))
         if not isinstance(self.unit, Record):
             raise InvalidArgument(
                 "unit",

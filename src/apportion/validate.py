@@ -67,6 +67,12 @@ def probability(argument: str, value: Any, why: str, fix: str) -> float:
     return number
 
 
+def delta(value: Any) -> float:
+    """Return δ if 0 < δ < 1."""
+    reason = "it is the part of probability for which e^ε does not bound the ratio"
+    return in_open_unit("delta", value, reason, "Use less than 1/population, e.g. delta=1e-5")
+
+
 def whole(argument: str, value: Any, why: str, fix: str, *, least: int = 1) -> int:
     """Return `value` as an int if it is a whole number ≥ `least`."""
     number = _number(argument, value)

@@ -174,7 +174,7 @@ def audit(
         "canaries", canaries, "fewer cannot refute anything", f"Use at least {_FEWEST}", least=_FEWEST
     )
     validate.in_open_unit("confidence", confidence, "it is a probability", "Try confidence=0.95")
-    validate.in_open_unit("delta", delta, "it is the probability that the bound fails", "Try delta=1e-5")
+    validate.delta(delta)
     coins = np.random.default_rng(seed)
     included = coins.random(canaries) < 0.5
     clip, noise = resolve_roles(clip, noise)

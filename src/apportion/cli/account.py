@@ -122,7 +122,7 @@ def _read_run(folder: Path) -> tuple[dict[str, Any], Mapping[Event, int]]:
             )
     try:
         facts = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))
-        validate.in_open_unit("delta", facts["delta"], "it is a failure probability", "Restore it")
+        validate.delta(facts["delta"])
         for name in ("epsilon", "epsilon_spent"):
             validate.non_negative(name, facts[name], "it is a privacy loss", "Restore it")
         if not isinstance(facts["private"], bool):
