@@ -3,6 +3,7 @@
 import pytest
 
 import apportion as ap
+from apportion import validate
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.calibration import calibrate
 
@@ -17,3 +18,17 @@ def test_what_delta_is_is_said_rightly(delta):
         calibrate(PrivacyLossAccountant(), [1.0], sample_rate=0.1, epsilon=1.0, delta=delta)
     with pytest.raises(ap.InvalidArgument, match=words):
         PrivacyLossAccountant().epsilon({}, delta)
+
+
+def test_a_wrong_name_is_said_once_with_the_closest_one():
+    with pytest.raises(ap.InvalidArgument) as refused:
+        ap.recipes.abadi().with_settings({"clip.treshold": 0.5})
+    assert refused.value.argument == "set clip.treshold"
+    assert str(refused.value).startswith(
+        "set clip.treshold: Fixed has no such parameter. Did you mean 'threshold'? Choose from: "
+    )
+
+
+def test_a_wrong_value_is_said_beside_its_argument():
+    with pytest.raises(ap.InvalidArgument, match=r"^optimizer='sdg': there is no such name\. Did you mean 'sgd'\?"):
+        validate.known("optimizer", "sdg", ["sgd", "adam"])

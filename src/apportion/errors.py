@@ -23,11 +23,15 @@ class ApportionError(Exception):
 
 
 class InvalidArgument(ApportionError, ValueError):
-    """`argument=value` is refused; nothing has been trained and nothing charged."""
+    """`argument=value` is refused; nothing has been trained and nothing charged.
+
+    Where the argument's own name is what is wrong, `value` is that name, and the message says it once.
+    """
 
     def __init__(self, argument: str, value: object, reason: str, fix: str):
         self.argument, self.value, self.reason, self.fix = argument, value, reason, fix
-        super().__init__(f"{argument}={value!r}: {reason}. {fix}.")
+        misnamed = isinstance(value, str) and f".{argument}".endswith(f".{value}")
+        super().__init__(f"{argument}{'' if misnamed else f'={value!r}'}: {reason}. {fix}.")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The way from a worker process: by the four arguments, not by the finished message that `Exception` would pass on."""
