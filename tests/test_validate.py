@@ -6,6 +6,7 @@ import apportion as ap
 from apportion import validate
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.calibration import calibrate
+from apportion.lab.settings import experiment
 
 
 @pytest.mark.parametrize("delta", [0, 1, 1.5])
@@ -32,3 +33,34 @@ def test_a_wrong_name_is_said_once_with_the_closest_one():
 def test_a_wrong_value_is_said_beside_its_argument():
     with pytest.raises(ap.InvalidArgument, match=r"^optimizer='sdg': there is no such name\. Did you mean 'sgd'\?"):
         validate.known("optimizer", "sdg", ["sgd", "adam"])
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("learning_rate", "lr"),
+        ("batch", "batch_size"),
+        ("dataset", "data"),
+        ("noise_multiplier", "noise.multiplier"),
+        ("sigma", "noise.multiplier"),
+        ("max_grad_norm", "clip.threshold"),
+        ("Clip-Norm", "clip.threshold"),
+        ("epsilom", "epsilon"),
+    ],
+)
+def test_names_of_other_libraries_lead_to_ours(said, meant):
+    with pytest.raises(ap.InvalidArgument, match=rf"^{said}: there is no such setting\. Did you mean '{meant}'\?"):
+        experiment({"data": "digits", "lr": 1.0, "recipe": ["abadi"], said: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said", "meant"),
+    [
+        ("abadi", "clip.max_grad_norm", "threshold"),
+        ("lin-decay", "clip.max_grad_norm", "start"),
+        ("abadi", "noise.sigma", "multiplier"),
+    ],
+)
+def test_within_a_role_they_lead_to_its_parameters(recipe, said, meant):
+    with pytest.raises(ap.InvalidArgument, match=rf"^set {said}: .* Did you mean '{meant}'\?"):
+        ap.recipes.named(recipe).with_settings({said: 1.0})
