@@ -1,6 +1,7 @@
 """`apportion recipes`, and recipes by name on the command line."""
 
 import json
+import shlex
 
 import pytest
 
@@ -60,6 +61,23 @@ def test_a_clip_that_is_not_known_in_advance_is_not_drawn(apportion, name, words
     code, out, _ = apportion("recipes", name)
     assert code == 0
     assert f"clip    {words}" in out
+
+
+def suggested(out):
+    """The commands that a text suggests, as arguments."""
+    return [shlex.split(line.partition(": apportion ")[2]) for line in out.splitlines() if ": apportion " in line]
+
+
+def test_the_suggested_commands_work(apportion):
+    _, out, _ = apportion("recipes", "lin-transfer")
+    search, train = suggested(out)
+    assert apportion(*search, "--processes", "1")[0] == 0
+    code, out, _ = apportion(*train, "--json")
+    assert code == 0
+    assert len(json.loads(out.strip().splitlines()[-1])["clip"]["thresholds"]) == 3
+    _, out, _ = apportion("recipes", "lin-transfer", "--set", "clip.file=thresholds.json")
+    (plan,) = suggested(out)
+    assert apportion(*plan)[0] == 0
 
 
 def test_all_recipes_run_or_say_why_not(apportion, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,7 +46,7 @@ def recipes(
     if as_json:
         typer.echo(json.dumps(explained))
         return
-    _explain(recipe, explained)
+    _explain(recipe, explained, settings or [])
     if html is not None:
         typer.echo(f"Drawn in {html}")
 
@@ -104,7 +105,7 @@ def _list(everything: list[Recipe]) -> None:
 _COMMON = ("groups", "allocation", "multiplier")
 
 
-def _explain(recipe: Recipe, explained: dict[str, Any]) -> None:
+def _explain(recipe: Recipe, explained: dict[str, Any], settings: list[str]) -> None:
     from apportion.strategies.recipes import PRICES
 
     lines = [f"{recipe.name}: {recipe.summary}", ""]
@@ -126,10 +127,27 @@ def _explain(recipe: Recipe, explained: dict[str, Any]) -> None:
         else:
             waits = "waits for its thresholds" if not recipe.complete else "follows released values"
             lines += [f"  clip    {waits}"]
-        lines += ["", f"With a budget: apportion plan --recipe {recipe.name} --epsilon 3 --data digits"]
+        lines += ["", *_next_steps(recipe, settings)]
     if explained["citations"]:
         lines += [f"Cite: {', '.join(explained['citations'])}  (BibTeX: apportion.cite({recipe.name!r}))"]
     typer.echo("\n".join(lines))
+
+
+def _next_steps(recipe: Recipe, settings: list[str]) -> list[str]:
+    """Commands that work as they are, with the settings that were said."""
+    if recipe.complete:
+        said = "".join(f" --set {shlex.quote(setting)}" for setting in settings)
+        return [f"With a budget: apportion plan --recipe {recipe.name}{said} --epsilon 3 --data digits"]
+    return [
+        f"First find thresholds: apportion search {_EXAMPLE_SEARCH}",
+        f"Then use them: apportion train --recipe {recipe.name} --set clip.file=thresholds.json --data digits --epsilon 3 --delta 1e-5 "
+        "--unit record --population 1437",
+    ]
+
+
+_EXAMPLE_SEARCH = (
+    "--data digits --noise-multiplier 2 --batch-size 256 --method fast --runs 1 --epochs 3 --out thresholds.json"
+)
 
 
 def _line(name: str, series: list[float], unit: str) -> str:
