@@ -32,6 +32,11 @@ def test_the_list_names_every_recipe_in_whole(apportion):
     assert listed["du-dynamic"]["adapts"] == ["budget", "clip"]
     assert listed["andrew"]["citations"][0] == "andrew2021"
     assert "share" in listed["andrew"]["price"]
+    shape = listed["du-dynamic"]["schedule"]
+    assert shape["at"] == [1, 500, 1000]
+    assert shape["clip"] == pytest.approx([1.5, 1.5 / 2**0.5, 0.75], rel=1e-3)
+    assert len(shape["noise"]) == 3
+    assert len(out) < 100_000
 
 
 def test_one_recipe_is_explained_and_drawn(apportion, tmp_path):
@@ -52,6 +57,7 @@ def test_one_recipe_is_explained_and_drawn(apportion, tmp_path):
     code, out, _ = apportion("recipes", "du-dynamic", "--json")
     course = json.loads(out)["schedule"]
     assert len(course["clip"]) == len(course["noise"]) == course["steps"] == 1000
+    assert course["at"] == list(range(1, 1001))
     assert course["clip"][-1] == pytest.approx(0.75)
     assert course["clip"][499] == pytest.approx(1.5 / 2**0.5)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +26,8 @@ def recipes(
 ) -> None:
     """List the recipes, or explain one: formula, hyper-parameters, price, source and schedule.
 
+    With --json, the list has each schedule at its first, middle and last step, and a single recipe has it at all 1,000.
+
     Examples: apportion recipes; apportion recipes du-dynamic --set noise.ratio=4
     """
     from apportion.errors import InvalidArgument
@@ -35,7 +38,7 @@ def recipes(
             raise InvalidArgument("name", None, "a setting or a drawing needs one recipe", "Name it first")
         everything = [named(one) for one in RECIPES]
         if as_json:
-            typer.echo(json.dumps([facts(recipe) for recipe in everything]))
+            typer.echo(json.dumps([facts(recipe) | _course(recipe, points=3) for recipe in everything]))
         else:
             _list(everything)
         return
@@ -69,10 +72,19 @@ def facts(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _course(recipe: Recipe) -> dict[str, Any]:
+def _course(recipe: Recipe, points: int | None = None) -> dict[str, Any]:
+    """The schedule of a recipe, at so many evenly spaced steps; at all of them by default. `at` says which, from 1."""
     from apportion.strategies.recipes.explanation import EXAMPLE_RATE, EXAMPLE_STEPS, schedule
 
-    return {"schedule": {"steps": EXAMPLE_STEPS, "sample_rate": EXAMPLE_RATE, **schedule(recipe)}}
+    chosen: Sequence[int] = range(EXAMPLE_STEPS)
+    if points is not None:
+        chosen = [index * (EXAMPLE_STEPS - 1) // (points - 1) for index in range(points)]
+    series = {
+        name: None if values is None else [values[index] for index in chosen]
+        for name, values in schedule(recipe).items()
+    }
+    at = [index + 1 for index in chosen]
+    return {"schedule": {"steps": EXAMPLE_STEPS, "sample_rate": EXAMPLE_RATE, "at": at, **series}}
 
 
 def _list(everything: list[Recipe]) -> None:
