@@ -95,10 +95,13 @@ def test_own_data_and_model(apportion, tmp_path, monkeypatch):
     code, out, _ = apportion("train", *own, "--model", "my_project:model", *BUDGET[:-1], "60")
     assert code == 0
     assert json.loads(out.strip().splitlines()[-1])["data"] == "my_project:data"
-    code, _, err = apportion("train", *own, "--model", "my_project:mixing", *BUDGET[:-1], "60", "--out", "mixed")
-    assert code == 2
-    assert "BatchNorm1d" in err
-    assert not list((tmp_path / "mixed").rglob("*")), "something was written for a refused run"
+    (tmp_path / "mine").mkdir()
+    for folder in ("new/mixed", "mine"):
+        code, _, err = apportion("train", *own, "--model", "my_project:mixing", *BUDGET[:-1], "60", "--out", folder)
+        assert code == 2
+        assert "BatchNorm1d" in err
+    assert not (tmp_path / "new").exists(), "something was left of a refused run"
+    assert not list((tmp_path / "mine").iterdir()), "a person's own folder stays, and stays empty"
     code, _, err = apportion("compare", *own, "--model", "my_project:model", "--recipe", "abadi", "--epsilon", "3")
     assert code == 2
     assert "population" in err or "delta" in err

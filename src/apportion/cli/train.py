@@ -160,32 +160,34 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
     from apportion.errors import ApportionError
     from apportion.lab.compare import results, run_recipe
     from apportion.lab.resolve import resolve
+    from apportion.training.folders import tidied
 
     plan, recovery = request.experiment, request.recovery
     subject = resolve(plan.data, plan.model, data_dir)
-    writable_folder(folder)
-    if not resume:
-        request.save(folder)
     seed = plan.seeds[0] if plan.seeds else None
-    try:
-        run = run_recipe(
-            plan,
-            plan.recipe[0],
-            subject,
-            seed,
-            folder,
-            progress=True,
-            ledger=request.ledger,
-            recovery=recovery,
-            resume=resume,
-        )
-    except ApportionError:
+    with tidied(folder):
+        writable_folder(folder)
         if not resume:
-            request.forget(folder)
-        raise
-    except KeyboardInterrupt:
-        print_error_stream(f"interrupted: go on with `apportion train --resume {folder}`")
-        raise
+            request.save(folder)
+        try:
+            run = run_recipe(
+                plan,
+                plan.recipe[0],
+                subject,
+                seed,
+                folder,
+                progress=True,
+                ledger=request.ledger,
+                recovery=recovery,
+                resume=resume,
+            )
+        except ApportionError:
+            if not resume:
+                request.forget(folder)
+            raise
+        except KeyboardInterrupt:
+            print_error_stream(f"interrupted: go on with `apportion train --resume {folder}`")
+            raise
     show_results(results(plan.title, [run]), folder, as_json=as_json)
     if as_json:
         typer.echo(json.dumps(summary_of_run(run)))
