@@ -59,6 +59,8 @@ def test_names_of_other_libraries_lead_to_ours(said, meant):
         ("abadi", "clip.max_grad_norm", "threshold"),
         ("lin-decay", "clip.max_grad_norm", "start"),
         ("abadi", "noise.sigma", "multiplier"),
+        ("default", "clip.threshold", "start"),
+        ("abadi", "clip.start", "threshold"),
     ],
 )
 def test_within_a_role_they_lead_to_its_parameters(recipe, said, meant):

@@ -99,6 +99,8 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("target_epsilon", "eps"), ("epsilon",)),
     "target_delta": ("delta",),
+    "threshold": ("clip.threshold", "clip.start"),
+    "start": ("clip.start", "clip.threshold"),
     "dataset": ("data",),
 }
 """What papers and other libraries call our settings: letters would lead from `learning_rate` to `sample_rate`."""

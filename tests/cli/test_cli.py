@@ -132,9 +132,9 @@ def test_own_data_and_model(apportion, tmp_path, monkeypatch):
         (["train", *QUICK, *BUDGET[:2], *BUDGET[4:]], "delta=None"),
         (["train", *QUICK, *BUDGET[:4], *BUDGET[6:]], "unit=None"),
         (["train", *QUICK, *BUDGET[:6]], "population=None.*1437"),
-        (["train", *QUICK, *BUDGET, "--set", "clip.threshold=0"], "clip.threshold=0"),
-        (["train", *QUICK, *BUDGET, "--set", "clip.threshold=NaN"], "clip.threshold=nan"),
-        (["train", *QUICK, *BUDGET, "--set", "clip.treshold=1"], "Did you mean 'threshold'"),
+        (["train", *QUICK, *BUDGET, "--recipe", "abadi", "--set", "clip.threshold=0"], "clip.threshold=0"),
+        (["train", *QUICK, *BUDGET, "--recipe", "abadi", "--set", "clip.threshold=NaN"], "clip.threshold=nan"),
+        (["train", *QUICK, *BUDGET, "--recipe", "abadi", "--set", "clip.treshold=1"], "Did you mean 'threshold'"),
         (["train", *QUICK, *BUDGET, "--set", "threshold"], "ROLE.PARAMETER=VALUE"),
         (["train", *QUICK, *BUDGET, "--recipe", "lin-dekay"], "Did you mean 'lin-decay'"),
         (["train", *QUICK, *BUDGET, "--sample-rate", "2"], "sample_rate=2.0"),
@@ -184,6 +184,19 @@ def test_a_plan_for_scripts(apportion):
     spent = [price for _, price in plan["spent"]]
     assert spent == sorted(spent)
     assert spent[-1] == pytest.approx(plan["epsilon"], rel=2e-3)
+
+
+def test_without_a_word_the_recipe_is_the_one_called_default(apportion, tmp_path):
+    code, out, _ = apportion("train", *QUICK, *BUDGET, "--json")
+    assert code == 0
+    assert json.loads(out.strip().splitlines()[-1])["recipe"] == "default"
+    assert (tmp_path / "runs" / "default-digits" / "public").is_dir()
+    code, out, _ = apportion("plan", *DU, "--steps", "5", "--json")
+    assert code == 0
+    assert json.loads(out)["recipe"] == "default"
+    for command in ("train", "plan"):
+        shown = apportion(command, "--help")[1].replace("│", " ")
+        assert "the one called default; `apportion recipes default` explains it" in " ".join(shown.split())
 
 
 def test_a_plan_by_the_central_limit_says_what_it_really_costs(apportion):

@@ -21,7 +21,7 @@ def train(
     activation: options.Activation = None,
     recipes: Annotated[
         list[str] | None,
-        typer.Option("--recipe", help="A name from `apportion recipes`.", show_default="abadi"),
+        typer.Option("--recipe", help="A name from `apportion recipes`.", show_default=options.DEFAULT_RECIPE_SHOWN),
     ] = None,
     settings: options.Settings = None,
     epsilon: options.Epsilon = None,
@@ -101,7 +101,7 @@ def train(
             "a run has one recipe",
             "Pass one, or compare several with `apportion compare`",
         )
-    recipe = recipes[0] if recipes else "abadi"
+    recipe = recipes[0] if recipes else options.DEFAULT_RECIPE
     if data is None:
         raise InvalidArgument(
             "data", None, "there is nothing to train on", "Pass --data digits, or see `apportion data list`"
