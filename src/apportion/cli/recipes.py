@@ -171,6 +171,7 @@ def _draw(recipe: Recipe, course: dict[str, Any], out: Path) -> None:
     from plotly.subplots import make_subplots
 
     from apportion.errors import InvalidArgument
+    from apportion.lab.page import write_page
 
     drawn = {"noise multiplier ÷ the first one": course["noise"], "clip threshold": course["clip"]}
     series = {title: values for title, values in drawn.items() if values is not None}
@@ -182,9 +183,4 @@ def _draw(recipe: Recipe, course: dict[str, Any], out: Path) -> None:
     figure.update_xaxes(title="step")
     figure.update_yaxes(rangemode="tozero")
     figure.update_layout(title=f"{recipe.name}: {recipe.summary}", template="plotly_white", hovermode="x unified")
-    try:
-        figure.write_html(out, include_plotlyjs=True, full_html=True)
-    except OSError as error:
-        raise InvalidArgument(
-            "html", str(out), f"it cannot be written: {error.strerror}", "Choose another file"
-        ) from error
+    write_page(figure, out, "html")
