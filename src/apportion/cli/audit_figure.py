@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from plotly.subplots import make_subplots
 
-from apportion.audit.statistical import AuditResult
+from apportion.audit.verdict import AuditResult
 from apportion.lab.page import write_page
 
 _MEMBERS, _OTHERS, _CLAIM = "#0072b2", "#d55e00", "#333333"
