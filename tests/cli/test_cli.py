@@ -186,19 +186,6 @@ def test_a_plan_for_scripts(apportion):
     assert spent[-1] == pytest.approx(plan["epsilon"], rel=2e-3)
 
 
-def test_without_a_word_the_recipe_is_the_one_called_default(apportion, tmp_path):
-    code, out, _ = apportion("train", *QUICK, *BUDGET, "--json")
-    assert code == 0
-    assert json.loads(out.strip().splitlines()[-1])["recipe"] == "default"
-    assert (tmp_path / "runs" / "default-digits" / "public").is_dir()
-    code, out, _ = apportion("plan", *DU, "--steps", "5", "--json")
-    assert code == 0
-    assert json.loads(out)["recipe"] == "default"
-    for command in ("train", "plan"):
-        shown = apportion(command, "--help")[1].replace("│", " ")
-        assert "the one called default; `apportion recipes default` explains it" in " ".join(shown.split())
-
-
 def test_a_plan_by_the_central_limit_says_what_it_really_costs(apportion):
     code, out, _ = apportion(
         "plan",
@@ -231,21 +218,6 @@ def test_plans_laid_over_each_other(apportion, tmp_path):
     assert (tmp_path / "plans.html").stat().st_size > 1_000_000
 
 
-def test_a_weak_delta_is_a_warning_of_one_line(tmp_path):
-    """In a process of its own: the suite turns warnings into errors."""
-    arguments = ["train", *QUICK, *BUDGET, "--delta", "0.01", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "apportion.cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-    )
-    warned = [line for line in done.stderr.splitlines() if "warning" in line.lower()]
-    assert len(warned) == 1
-    assert warned[0].startswith("warning: delta=0.01 is larger than 1/population")
-
-
 def test_help_teaches_and_imports_nothing_heavy():
     program = (
         "import sys; from apportion.cli.main import main\n"
@@ -271,34 +243,3 @@ def test_version(apportion):
     from apportion import __version__
 
     assert apportion("--version")[1].strip() == __version__
-
-
-def test_a_run_that_was_killed_goes_on(tmp_path, apportion):
-    """The process of a run dies by SIGKILL; --resume needs nothing but the folder."""
-    folder = tmp_path / "run"
-    program = (
-        "import os, sys\n"
-        "from apportion.curator import mechanisms\n"
-        "from apportion.cli.main import main\n"
-        "right, calls = mechanisms.gaussian, []\n"
-        "def deadly(*arguments):\n"
-        "    calls.append(1)\n"
-        "    if len(calls) > 4: os.kill(os.getpid(), 9)\n"
-        "    return right(*arguments)\n"
-        "mechanisms.gaussian = deadly\n"
-        "main(sys.argv[1:])\n"
-    )
-    arguments = ["train", *QUICK, *BUDGET, "--spare", "1", "--checkpoint-every", "1", "--out", str(folder)]
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, check=False, cwd=tmp_path)
-    assert done.returncode == -9, done.stderr
-    assert not (folder / "public").exists()
-    code, _, err = apportion("train", "--resume", str(folder), "--epsilon", "9")
-    assert code == 2
-    assert "error: epsilon=9.0: a resumed run keeps the settings it was started with" in err
-    code, out, _ = apportion("train", "--resume", str(folder), "--json")
-    assert code == 0
-    assert json.loads(out.splitlines()[-1])["steps"] == 3
-    assert (folder / "public" / "weights.safetensors").exists()
-    code, _, err = apportion("train", "--resume", str(tmp_path / "nothing"))
-    assert code == 2
-    assert "settings.json cannot be read there" in err

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apportion.cli import options
-from apportion.cli.output import print_error_stream, show_results, summary_of_run, warn_without_privacy, writable_folder
+from apportion.cli.account import STATEMENT
+from apportion.cli.output import (
+    RESERVED,
+    TAKEN,
+    print_error_stream,
+    show_results,
+    summary_of_run,
+    warn_without_privacy,
+    writable_folder,
+)
 
 if TYPE_CHECKING:
     from apportion.lab.run_settings import RunSettings
@@ -188,10 +197,12 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
         except KeyboardInterrupt:
             print_error_stream(f"interrupted: go on with `apportion train --resume {folder}`")
             raise
+    private = run["epsilon"] is not None
+    if private:
+        run["epsilon_spent"] = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))["epsilon_spent"]
     show_results(results(plan.title, [run]), folder, as_json=as_json)
     if as_json:
         typer.echo(json.dumps(summary_of_run(run)))
-    else:
-        print_error_stream(
-            f"Privacy statement: {folder / 'public' / 'privacy.md'}" if run["epsilon"] is not None else ""
-        )
+    elif private:
+        print_error_stream(f"ε = {run['epsilon_spent']:.4f} {TAKEN}; {run['epsilon']:.4f} {RESERVED}: the guarantee.")
+        print_error_stream(f"Privacy statement: {(folder / STATEMENT).with_suffix('.md')}")
