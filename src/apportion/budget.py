@@ -51,8 +51,8 @@ class Budget:
         """Warn when δ > 1/population: publishing one whole record at random would satisfy such a guarantee."""
         if self.delta > 1 / population:
             warnings.warn(
-                f"delta={self.delta:g} is larger than 1/population={1 / population:.2g}: publishing one record chosen at random "
-                f"would satisfy it. Use delta <= {0.1 / population:.1g}.",
+                f"delta={self.delta:g} is larger than 1/population={1 / population:.2g}, with population={population:g}: publishing "
+                f"one record chosen at random would satisfy it. Use a tenth of 1/population or less: delta={0.1 / population:.1g}.",
                 UserWarning,
                 stacklevel=3,
             )

@@ -44,7 +44,7 @@ def test_without_spare_steps_what_is_reserved_is_spent(apportion):
 
 def test_a_weak_delta_is_a_warning_of_one_line(tmp_path):
     """In a process of its own: the suite turns warnings into errors."""
-    arguments = ["train", *QUICK, *BUDGET, "--delta", "0.01", "--json"]
+    arguments = ["train", *QUICK, *BUDGET, "--delta", "0.01"]
     done = subprocess.run(
         [sys.executable, "-m", "apportion.cli.main", *arguments],
         capture_output=True,
@@ -54,7 +54,8 @@ def test_a_weak_delta_is_a_warning_of_one_line(tmp_path):
     )
     warned = [line for line in done.stderr.splitlines() if "warning" in line.lower()]
     assert len(warned) == 1
-    assert warned[0].startswith("warning: delta=0.01 is larger than 1/population")
+    assert warned[0].startswith("warning: delta=0.01 is larger than 1/population=0.0007, with population=1437: ")
+    assert warned[0].endswith("Use a tenth of 1/population or less: delta=7e-05.")
 
 
 def test_a_run_that_was_killed_goes_on(tmp_path, apportion):
