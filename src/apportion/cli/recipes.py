@@ -157,9 +157,7 @@ def _next_steps(recipe: Recipe, settings: list[str]) -> list[str]:
     ]
 
 
-_EXAMPLE_SEARCH = (
-    "--data digits --noise-multiplier 2 --batch-size 256 --method fast --runs 1 --epochs 3 --out thresholds.json"
-)
+_EXAMPLE_SEARCH = "--data digits --noise-multiplier 2 --batch-size 256 --method fast --maximum 8 --runs 1 --epochs 3 --out thresholds.json"
 
 
 def _line(name: str, series: list[float], unit: str) -> str:
