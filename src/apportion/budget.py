@@ -38,8 +38,7 @@ class Budget:
     def __post_init__(self) -> None:
         reason = "it is the privacy loss to be spent"
         validate.store(self, epsilon=validate.positive("epsilon", self.epsilon, reason, "Try epsilon=3.0"))
-        reason, fix = "it is the probability that the bound fails", "Use less than 1/population, e.g. delta=1e-5"
-        validate.store(self, delta=validate.in_open_unit("delta", self.delta, reason, fix))
+        validate.store(self, delta=validate.delta(self.delta))
         if not isinstance(self.unit, Record):
             raise InvalidArgument(
                 "unit",
@@ -52,8 +51,8 @@ class Budget:
         """Warn when δ > 1/population: publishing one whole record at random would satisfy such a guarantee."""
         if self.delta > 1 / population:
             warnings.warn(
-                f"delta={self.delta:g} is larger than 1/population={1 / population:.2g}: publishing one record chosen at random "
-                f"would satisfy it. Use delta <= {0.1 / population:.1g}.",
+                f"delta={self.delta:g} is larger than 1/population={1 / population:.2g}, with population={population:g}: publishing "
+                f"one record chosen at random would satisfy it. Use a tenth of 1/population or less: delta={0.1 / population:.1g}.",
                 UserWarning,
                 stacklevel=3,
             )

@@ -15,17 +15,35 @@ it matters and what to do instead.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ApportionError(Exception):
     """Base of all deliberate errors."""
 
 
 class InvalidArgument(ApportionError, ValueError):
-    """`argument=value` is refused; nothing has been trained and nothing charged."""
+    """`argument=value` is refused; nothing has been trained and nothing charged.
+
+    Where the argument's own name is what is wrong, `value` is that name, and the message says it once.
+    """
 
     def __init__(self, argument: str, value: object, reason: str, fix: str):
         self.argument, self.value, self.reason, self.fix = argument, value, reason, fix
-        super().__init__(f"{argument}={value!r}: {reason}. {fix}.")
+        misnamed = isinstance(value, str) and f".{argument}".endswith(f".{value}")
+        super().__init__(f"{argument}{'' if misnamed else f'={value!r}'}: {reason}. {fix}.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The way from a worker process: by the four arguments, not by the finished message that `Exception` would pass on."""
+        plain = isinstance(self.value, str | int | float | None)
+        return type(self), (self.argument, self.value if plain else _Shown(repr(self.value)), self.reason, self.fix)
+
+
+class _Shown(str):
+    """What stands for a value that may not bear the way itself, as a module or a function: its text, which reads the same."""
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 class TakenOver(InvalidArgument):

@@ -98,3 +98,9 @@ def test_the_longest_affordable_prefix():
     assert ACCOUNTANT.epsilon(count_events(events[: longest + 1]), 1e-5) > 2.0
     assert longest_affordable(ACCOUNTANT, events, epsilon=100.0, delta=1e-5) == 100
     assert longest_affordable(ACCOUNTANT, events, epsilon=0.01, delta=1e-5) == 0
+
+
+@pytest.mark.parametrize("shape", [[1e-200, 1.0], [1.0, 1e160], [1e-9, 1.0], [0.0, 1.0], [math.nan, 1.0], [-1.0, 1.0]])
+def test_a_shape_that_no_scale_fits_is_refused_in_words(shape):
+    with pytest.raises(InvalidArgument, match=r"^noise='multipliers from .*no scale brings them all between"):
+        calibrate(PrivacyLossAccountant(), shape, sample_rate=0.01, epsilon=1.0, delta=1e-5)

@@ -114,3 +114,10 @@ def test_the_failure_probability_is_never_used_up():
         spent += rule.cost({Event(1e-9, 1.0): 1}, DELTA, rule.capacity().minus(spent))
     assert spent.fits(rule.capacity())
     assert rule.capacity().minus(spent).failure > 0
+
+
+def test_what_is_left_is_said_in_words():
+    """All that a rule has is a run at the limit; what a run took of it is missing."""
+    gaussian, plain = GaussianRuns(limit(3.0)), SumOfRuns(limit(3.0))
+    assert gaussian.room(gaussian.capacity()).startswith("about one more run of ε = 3 at δ = 1e-05")
+    assert plain.room(plain.capacity().minus(Cost(1.0, 4e-6))) == "runs whose ε add up to 2 and whose δ add up to 6e-06"

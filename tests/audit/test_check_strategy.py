@@ -144,6 +144,12 @@ def test_a_fault_is_found(fault, check):
         report.require()
 
 
+@pytest.mark.parametrize("nothing", [object(), ap.clip.Fixed, None])
+def test_what_fills_no_role_is_told_all_that_it_could_be(nothing):
+    with pytest.raises(ap.InvalidArgument, match=r"^strategy=.* a clip has init.* a noise schedule has .* owns both"):
+        check_strategy(nothing)
+
+
 def test_a_run_that_is_not_charged_or_noised_is_found(monkeypatch):
     from apportion.curator import mechanisms
 

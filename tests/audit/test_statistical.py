@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from apportion.accounting.account import Account
-from apportion.audit import statistical
 from apportion.audit.canaries import (
     ABSENT,
     CanaryGradients,
@@ -18,7 +17,9 @@ from apportion.audit.canaries import (
     deal_coordinates,
     log_likelihood_ratios,
 )
-from apportion.audit.statistical import ABOVE, BELOW, audit
+from apportion.audit.guessing import threshold_test
+from apportion.audit.statistical import audit
+from apportion.audit.verdict import ABOVE, BELOW
 from apportion.cli import audit_run
 from apportion.cli.main import main
 from apportion.curator import curator, mechanisms
@@ -319,7 +320,7 @@ def test_threshold_is_fixed_before_its_errors_are_counted():
     found = []
     for _ in range(100):
         scores, included = coins.standard_normal(400), coins.random(400) < 0.5
-        _, errors = statistical._threshold_test(scores, included, coins, 0.95)
+        _, errors = threshold_test(scores, included, coins, 0.95)
         assert errors.absent + errors.present == 300
         found.append(errors.mu > 0)
     assert np.mean(found) <= 0.05

@@ -93,7 +93,7 @@ def test_a_run_agrees_with_dp_accounting(run_account, saved_run):
     folder = saved_run()
     code, out, err = run_account(str(folder))
     assert code == 0, err
-    assert "They agree" in out
+    assert "agree within 0.5 %" in out
     found = json.loads(run_account(str(folder), "--all", "--json")[1])
     assert found["agrees"]
     assert found["stated"] == found["recomputed"]
@@ -119,7 +119,7 @@ def test_many_multipliers_are_compared_with_a_range(run_account, monkeypatch, tm
     code, out, err = run_account(str(tmp_path))
     assert code == 0, err
     assert "rounded to 40, up and down" in out
-    assert "They agree" in out
+    assert "agree within 0.5 %" in out
 
 
 def test_a_lower_statement_is_found_out(run_account, saved_run):

@@ -48,9 +48,17 @@ def damage(path):
 def test_show(path):
     result = run("show", path)
     assert result.exit_code == 0
-    for words in ("patients: limit ε = 3, δ = 1e-05 (record), rule gaussian", "μ² = 0.1875", "left:"):
+    for words in (
+        "patients: limit ε = 3 at δ = 1e-05 (record)",
+        "steps planned: ",
+        "steps charged: ",
+        "cost: ",
+        "0.1875",
+    ):
         assert words in result.stdout
     facts = json.loads(run("show", path, "--json").stdout)
+    assert f"ε = {facts['epsilon_admitted']:.4g} is taken" in result.stdout
+    assert f"room for {facts['room']}" in result.stdout
     assert [(one["run"], one["planned"], one["charged"]) for one in facts["runs"]] == [(1, 3, 2)]
     assert 0 < facts["epsilon_admitted"] < 3
     assert facts["damage"] is None
@@ -77,6 +85,9 @@ def test_a_limit_is_declared_once_and_every_part_of_it_is_needed(path, tmp_path)
     )
     assert result.exit_code == 0
     assert json.loads(run("show", tmp_path / "sum.sqlite", "--json").stdout)["rule"] == "sum"
+    assert (
+        "room for runs whose ε add up to 9 and whose δ add up to 1e-05" in run("show", tmp_path / "sum.sqlite").stdout
+    )
 
 
 def test_verify(path):

@@ -1,6 +1,7 @@
 """`apportion recipes`, and recipes by name on the command line."""
 
 import json
+import shlex
 
 import pytest
 
@@ -31,6 +32,11 @@ def test_the_list_names_every_recipe_in_whole(apportion):
     assert listed["du-dynamic"]["adapts"] == ["budget", "clip"]
     assert listed["andrew"]["citations"][0] == "andrew2021"
     assert "share" in listed["andrew"]["price"]
+    shape = listed["du-dynamic"]["schedule"]
+    assert shape["at"] == [1, 500, 1000]
+    assert shape["clip"] == pytest.approx([1.5, 1.5 / 2**0.5, 0.75], rel=1e-3)
+    assert len(shape["noise"]) == 3
+    assert len(out) < 100_000
 
 
 def test_one_recipe_is_explained_and_drawn(apportion, tmp_path):
@@ -51,6 +57,7 @@ def test_one_recipe_is_explained_and_drawn(apportion, tmp_path):
     code, out, _ = apportion("recipes", "du-dynamic", "--json")
     course = json.loads(out)["schedule"]
     assert len(course["clip"]) == len(course["noise"]) == course["steps"] == 1000
+    assert course["at"] == list(range(1, 1001))
     assert course["clip"][-1] == pytest.approx(0.75)
     assert course["clip"][499] == pytest.approx(1.5 / 2**0.5)
 
@@ -60,6 +67,23 @@ def test_a_clip_that_is_not_known_in_advance_is_not_drawn(apportion, name, words
     code, out, _ = apportion("recipes", name)
     assert code == 0
     assert f"clip    {words}" in out
+
+
+def suggested(out):
+    """The commands that a text suggests, as arguments."""
+    return [shlex.split(line.partition(": apportion ")[2]) for line in out.splitlines() if ": apportion " in line]
+
+
+def test_the_suggested_commands_work(apportion):
+    _, out, _ = apportion("recipes", "lin-transfer")
+    search, train = suggested(out)
+    assert apportion(*search, "--processes", "1")[0] == 0
+    code, out, _ = apportion(*train, "--json")
+    assert code == 0
+    assert len(json.loads(out.strip().splitlines()[-1])["clip"]["thresholds"]) == 3
+    _, out, _ = apportion("recipes", "lin-transfer", "--set", "clip.file=thresholds.json")
+    (plan,) = suggested(out)
+    assert apportion(*plan)[0] == 0
 
 
 def test_all_recipes_run_or_say_why_not(apportion, tmp_path):

@@ -56,11 +56,11 @@ def test_private_data_is_refused_before_a_file_is_written(apportion, tmp_path):
         "def model(): return torch.nn.Linear(3, 2)\n"
     )
     own = ("search", "--data", "mine:data", "--model", "mine:model", "--noise-multiplier", "1", "--batch-size", "20")
-    code, _, err = apportion(*own, "--out", "t.json")
+    code, _, err = apportion(*own, "--out", "found/t.json")
     assert code == 2
-    assert "a search on private records is not covered by any budget" in err
+    assert "data='mine:data': a search on private records is not covered by any budget" in err
     assert "--public" in err
-    assert not (tmp_path / "t.json").exists()
+    assert not (tmp_path / "found").exists()
     code, *_ = apportion(
         *own, "--public", "--method", "fast", "--runs", "1", "--start", "0.5", "--maximum", "1", "--processes", "1"
     )

@@ -387,7 +387,7 @@ def test_the_number_of_processes_changes_nothing(tmp_path):
 def test_private_data_is_refused():
     data = load("digits")
     with pytest.raises(
-        ap.InvalidArgument, match=r"data='tuple': a search on private records is not covered by any budget"
+        ap.InvalidArgument, match=r"data='digits': a search on private records is not covered by any budget"
     ):
         PublicTrainer(data.train, data.test, lambda: models.build("linear", data), settings_of(**DIGITS))
 

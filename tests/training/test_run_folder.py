@@ -146,3 +146,26 @@ def test_numbers_from_numpy_and_torch_can_be_saved(model, records, tmp_path):
         out=tmp_path / "numbers",
     )
     assert run.epsilon() > 0
+
+
+def test_a_refused_run_leaves_no_folder_that_was_not_there(records, budget, tmp_path):
+    class Refusing(ap.clip.Fixed):
+        def propose(self, state, context):
+            raise ap.InvalidArgument("clip", "Refusing", "it refuses every step", "Use another")
+
+    (tmp_path / "mine").mkdir()
+    for folder in (tmp_path / "new" / "run", tmp_path / "mine"):
+        with pytest.raises(ap.InvalidArgument, match="it refuses every step"):
+            ap.train(
+                nn.Linear(4, 2),
+                cross_entropy,
+                records,
+                budget=budget,
+                population=40,
+                sample_rate=0.25,
+                steps=3,
+                lr=0.5,
+                clip=Refusing(),
+                out=folder,
+            )
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine"]

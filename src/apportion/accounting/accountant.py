@@ -212,7 +212,7 @@ def _is_absurd(counts: Mapping[Event, int], group: int) -> bool:
 
 
 def _check(delta: float, group: int) -> None:
-    validate.in_open_unit("delta", delta, "it is a failure probability", "Use less than 1/population")
+    validate.delta(delta)
     if delta < SMALLEST_DELTA:
         raise InvalidArgument(
             "delta", delta, f"tails below {SMALLEST_DELTA:g} are not resolved", f"Use at least {SMALLEST_DELTA:g}"

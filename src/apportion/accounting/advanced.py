@@ -31,7 +31,7 @@ class AdvancedCompositionAccountant:
 
     def epsilon(self, events: Mapping[Event, int], delta: float) -> float:
         """ε at `delta` for events that were fixed in advance."""
-        validate.in_open_unit("delta", delta, "it is a failure probability", "Use less than 1/population")
+        validate.delta(delta)
         steps = sum(events.values())
         if not steps:
             return 0.0

@@ -35,9 +35,17 @@ def calibrate(
     """
     sample_rate = validate.probability("sample_rate", sample_rate, "each record is drawn with it", "Use 0.01")
     epsilon = validate.positive("epsilon", epsilon, "it is the privacy loss to be spent", "Try epsilon=3.0")
-    delta = validate.in_open_unit("delta", delta, "it is the probability that the bound fails", "Try delta=1e-5")
+    delta = validate.delta(delta)
     values, counts = np.unique(np.asarray(shape, dtype=float), return_counts=True)
-    low, high = _LIMITS[0] / float(values.min()), _LIMITS[1] / float(values.max())
+    least, most = float(values.min()), float(values.max())
+    if not _LIMITS[0] * most <= _LIMITS[1] * least:
+        raise InvalidArgument(
+            "noise",
+            f"multipliers from {least:g} to {most:g} times the scale",
+            "no scale brings them all between 0.02 and a million, where they protect and leave a signal",
+            "Let the multipliers of the schedule differ less",
+        )
+    low, high = _LIMITS[0] / least, _LIMITS[1] / most
     aim = epsilon * (1 - TOLERANCE / 2)
 
     def price(scale: float) -> float:

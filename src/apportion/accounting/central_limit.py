@@ -36,7 +36,7 @@ class CentralLimitAccountant:
 
     def epsilon(self, events: Mapping[Event, int], delta: float) -> float:
         """What the limit says. The truth is usually larger."""
-        validate.in_open_unit("delta", delta, "it is a failure probability", "Use less than 1/population")
+        validate.delta(delta)
         mu = central_limit_mu(events)
         return gaussian_epsilon(mu, delta) if mu else 0.0
 
@@ -64,7 +64,7 @@ def growing_mu(*, sample_rate: float, steps: int, growth: float, epsilon: float,
     validate.probability("sample_rate", sample_rate, "it is a probability", "Use batch_size / population")
     validate.whole("steps", steps, "it is a number of updates", "Use at least one step")
     validate.positive("epsilon", epsilon, "it is a privacy loss", "Use epsilon > 0")
-    validate.in_open_unit("delta", delta, "it is a failure probability", "Use less than 1/population")
+    validate.delta(delta)
     if validate.positive("growth", growth, "it is a ratio", "Use growth=1 for constant noise") < 1:
         raise InvalidArgument("growth", growth, "below 1 the noise would grow", "Use growth >= 1")
     mean_square = (gaussian_mu(epsilon, delta) / sample_rate) ** 2 / steps

@@ -47,7 +47,7 @@ def zcdp_of_epochs(multipliers: Iterable[float]) -> float:
 def zcdp_epsilon(rho: float, delta: float) -> float:
     """ε = ρ + 2·√(ρ·ln(1/δ))."""
     validate.non_negative("rho", rho, "it is a privacy loss", "Use rho >= 0")
-    validate.in_open_unit("delta", delta, "it is a failure probability", "Use less than 1/population")
+    validate.delta(delta)
     return rho + 2 * math.sqrt(rho * -math.log(delta))
 
 
@@ -84,7 +84,7 @@ class TruncatedConcentratedAccountant:
 
     def epsilon(self, events: Mapping[Event, int], delta: float) -> float:
         """ε at `delta`; refuses with the condition that failed."""
-        validate.in_open_unit("delta", delta, "it is a failure probability", "Use less than 1/population")
+        validate.delta(delta)
         by_noise = sorted((event for event in events if events[event]), key=lambda event: event.noise_multiplier)
         costs = [(events[event], *_truncated(event)) for event in by_noise]  # a refusal names the worst step
         rho = math.fsum(n * one for n, one, _ in costs)

@@ -61,7 +61,7 @@ class RenyiAccountant:
 
     def epsilon(self, events: Mapping[Event, int], delta: float) -> float:
         """The ε for which the composition of `events` is (ε, `delta`)-DP. No events cost 0."""
-        validate.in_open_unit("delta", delta, "it is a failure probability", "Use less than 1/population")
+        validate.delta(delta)
         if not any(events.values()):
             return 0.0
         total = renyi_sum(events)

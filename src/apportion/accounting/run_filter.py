@@ -79,6 +79,8 @@ class RunRule(Protocol):
     """Turns a limit into a capacity and a planned run into a cost against it."""
 
     name: ClassVar[str]
+    adds: ClassVar[str]
+    """What of the runs adds up, in words."""
 
     @property
     def limit(self) -> Budget:
@@ -98,7 +100,11 @@ class RunRule(Protocol):
         ...
 
     def describe(self, cost: Cost) -> str:
-        """An amount in words."""
+        """An amount, as the rule counts it."""
+        ...
+
+    def room(self, left: Cost) -> str:
+        """Which further runs fit into what is left, in words."""
         ...
 
 
@@ -108,6 +114,7 @@ class GaussianRuns:
 
     limit: Budget
     name: ClassVar[str] = "gaussian"
+    adds: ClassVar[str] = "μ² and d of the runs add up, but not their ε"
 
     def __post_init__(self) -> None:
         require_budget("limit", self.limit)
@@ -131,6 +138,11 @@ class GaussianRuns:
     def describe(self, cost: Cost) -> str:
         return f"μ² = {cost.main:.4g} (by itself ε = {self.epsilon(cost):.4g}), d = {-math.expm1(-cost.failure):.3g}"
 
+    def room(self, left: Cost) -> str:
+        return (
+            f"about one more run of ε = {self.epsilon(left):.4g} at δ = {self.limit.delta:g}, or several smaller ones"
+        )
+
 
 @dataclass(frozen=True)
 class SumOfRuns:
@@ -138,6 +150,7 @@ class SumOfRuns:
 
     limit: Budget
     name: ClassVar[str] = "sum"
+    adds: ClassVar[str] = "ε and δ of the runs add up"
 
     def __post_init__(self) -> None:
         require_budget("limit", self.limit)
@@ -154,6 +167,9 @@ class SumOfRuns:
 
     def describe(self, cost: Cost) -> str:
         return f"ε = {cost.main:.4g}, δ = {cost.failure:.3g}"
+
+    def room(self, left: Cost) -> str:
+        return f"runs whose ε add up to {left.main:.4g} and whose δ add up to {left.failure:.3g}"
 
 
 RULES: dict[str, type[GaussianRuns] | type[SumOfRuns]] = {rule.name: rule for rule in (GaussianRuns, SumOfRuns)}

@@ -43,7 +43,7 @@ def selection_epsilon(
         runs: the distribution of K: "logarithmic" (cheapest for many runs), "geometric", "poisson", or the shape η ≥ 0 of a
             truncated negative binomial.
     """
-    validate.in_open_unit("delta", delta, "it is a failure probability", "Use less than 1/population")
+    validate.delta(delta)
     if validate.positive("expected_runs", expected_runs, "it is a mean", "Use at least 1") < 1:
         raise InvalidArgument("expected_runs", expected_runs, "fewer than one run selects nothing", "Use at least 1")
     shape = SHAPES[validate.known("runs", runs, SHAPES)] if isinstance(runs, str) else runs

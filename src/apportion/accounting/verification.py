@@ -47,7 +47,7 @@ class IndependentPrice:
 
 def independent_price(events: Mapping[Event, int], delta: float) -> IndependentPrice:
     """ε of `events` at `delta` by `dp_accounting`'s privacy loss distributions, for adding or removing one record."""
-    validate.in_open_unit("delta", delta, "it is a failure probability", "Use less than 1/population")
+    validate.delta(delta)
     highest = _price(bucket_multipliers(events), delta)
     if len([event for event, n in events.items() if n]) <= MOST:
         return IndependentPrice(highest, highest)

@@ -3,7 +3,8 @@
 from apportion.audit.check_strategy import StrategyReport, check_strategy
 from apportion.audit.replay import replay
 from apportion.audit.report import Finding, ReplayReport
-from apportion.audit.statistical import AuditResult, audit
+from apportion.audit.statistical import audit
+from apportion.audit.verdict import AuditResult
 from apportion.errors import PrivacyViolation
 
 __all__ = [

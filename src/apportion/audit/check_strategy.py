@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from apportion import validate
 from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.accounting.verification import independent_price
 from apportion.audit.replay import replay
@@ -33,7 +34,7 @@ from apportion.budget import Budget, Record
 from apportion.curator.curator import Execution
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
-from apportion.errors import PrivacyViolation
+from apportion.errors import InvalidArgument, PrivacyViolation
 from apportion.request import Released, Request
 from apportion.strategies.clip import Clip
 from apportion.strategies.noise import NoiseSchedule
@@ -88,6 +89,14 @@ def check_strategy(strategy: Clip | NoiseSchedule) -> StrategyReport:
 
     An exception of the strategy counts as a problem of the check in which it was raised.
     """
+    if isinstance(strategy, type) or not isinstance(strategy, (Clip, NoiseSchedule)):
+        raise InvalidArgument(
+            "strategy",
+            validate.shown(strategy),
+            "it fills no role: a clip has init, propose and observe, a noise schedule has multiplier and relative, and one that owns "
+            "both has all five",
+            "Pass an instance of your strategy, for example apportion.clip.Fixed() or apportion.noise.Constant()",
+        )
     clip, noise = resolve_roles(strategy, None) if isinstance(strategy, Clip) else resolve_roles(None, strategy)
     sampling = Sampling(population=RECORDS, sample_rate=RATE, steps=STEPS)
     bench = _Bench(clip, noise, sampling, make_plan(BUDGET, sampling, clip, noise, PrivacyLossAccountant()))

@@ -12,7 +12,7 @@ import typer
 
 from apportion import validate
 from apportion.cli import options
-from apportion.cli.output import print_error_stream
+from apportion.cli.output import RESERVED, TAKEN, print_error_stream
 from apportion.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _read_run(folder: Path) -> tuple[dict[str, Any], Mapping[Event, int]]:
             )
     try:
         facts = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))
-        validate.in_open_unit("delta", facts["delta"], "it is a failure probability", "Restore it")
+        validate.delta(facts["delta"])
         for name in ("epsilon", "epsilon_spent"):
             validate.non_negative(name, facts[name], "it is a privacy loss", "Restore it")
         if not isinstance(facts["private"], bool):
@@ -202,9 +202,12 @@ def _show(content: dict[str, Any], rows: list[Comparison]) -> None:
         theirs = content["dp_accounting"]
         table = Table("ε", "value", title=Text(f"{content['run']}: {steps}"))
         if content["stated"] is not None:
-            table.add_row("stated, of the steps taken", f"{content['stated']:.4f}")
-        table.add_row("recomputed from the ledger, Apportion's PLD", f"{content['recomputed']:.4f}")
-        table.add_row("recomputed from the ledger, dp_accounting's PLD", _between(theirs["lowest"], theirs["highest"]))
+            table.add_row(f"stated, {RESERVED}: the guarantee", f"{content['guarantee']:.4f}")
+            table.add_row(f"stated, {TAKEN}", f"{content['stated']:.4f}")
+        table.add_row(f"recomputed from the ledger, {TAKEN}, Apportion's PLD", f"{content['recomputed']:.4f}")
+        table.add_row(
+            f"recomputed from the ledger, {TAKEN}, dp_accounting's PLD", _between(theirs["lowest"], theirs["highest"])
+        )
         console.print(table)
         if theirs["rounded"]:
             console.print(
@@ -214,7 +217,7 @@ def _show(content: dict[str, Any], rows: list[Comparison]) -> None:
         if not content["private"]:
             console.print(Text("A seed made the noise predictable: this run is NOT private.", style="bold red"))
         if content["agrees"]:
-            console.print("They agree within 0.5 %.")
+            console.print(f"Those {TAKEN} agree within 0.5 %.")
     else:
         whom = "one record" if content["group"] == 1 else f"{content['group']} records together"
         console.print(f"{content['schedule']}: {steps}", soft_wrap=True, markup=False)

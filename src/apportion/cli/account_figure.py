@@ -8,7 +8,7 @@ import numpy as np
 from plotly import graph_objects
 
 from apportion.accounting.comparisons import compare_plans
-from apportion.errors import InvalidArgument
+from apportion.lab.page import write_page
 
 PLANNED = tuple(float(epsilon) for epsilon in np.round(np.geomspace(0.1, 4.0, 20), 4))
 _SCALE = 1.6  # the highest ε shown at first, in multiples of the largest plan; looser accountants lie above, zoom out to see them
@@ -35,10 +35,4 @@ def write_plans(out: Path, *, sample_rate: float, steps: int, delta: float) -> P
         hovermode="x unified",
         template="plotly_white",
     )
-    try:
-        figure.write_html(out, include_plotlyjs=True, full_html=True)
-    except OSError as error:
-        raise InvalidArgument(
-            "figure", str(out), f"it cannot be written: {error.strerror}", "Choose a writable file"
-        ) from error
-    return out
+    return write_page(figure, out, "figure")

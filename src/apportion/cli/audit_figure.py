@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from plotly.subplots import make_subplots
 
-from apportion.audit.statistical import AuditResult
-from apportion.errors import InvalidArgument
+from apportion.audit.verdict import AuditResult
+from apportion.lab.page import write_page
 
 _MEMBERS, _OTHERS, _CLAIM = "#0072b2", "#d55e00", "#333333"
 _SHOWN = 8.0  # how far from the median scores are drawn, in multiples of their middle half
@@ -72,10 +72,4 @@ def write_audit(result: AuditResult, out: Path) -> Path:
         template="plotly_white",
         legend={"orientation": "h", "y": -0.15},
     )
-    try:
-        figure.write_html(out, include_plotlyjs=True, full_html=True)
-    except OSError as error:
-        raise InvalidArgument(
-            "out", str(out), f"it cannot be written: {error.strerror}", "Choose another file"
-        ) from error
-    return out
+    return write_page(figure, out, "out")

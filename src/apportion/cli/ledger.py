@@ -73,17 +73,18 @@ def show(path: File, as_json: Annotated[bool, typer.Option("--json", help="Print
     for run in facts["runs"]:
         table.add_row(*(str(run[key]) for key in ("run", "admitted", "planned", "charged", "cost")))
     console.print(table)
+    lines = [
+        "steps planned: all that the run may take, with spare ones for crashes. steps charged: those that were paid for so far."
+    ]
     if facts["rule"]:
-        console.print(
-            f"{facts['name']}: limit ε = {facts['epsilon']:g}, δ = {facts['delta']:g} ({facts['unit']}), rule {facts['rule']}",
-            f"admitted so far: {facts['spent']}",
-            f"left: {facts['left']}",
-            sep="\n",
-            markup=False,
-        )
+        lines += [
+            f"cost: what the whole plan takes of the limit, whether the run ends or not. Rule {facts['rule']}: {facts['adds']}.",
+            f"{facts['name']}: limit ε = {facts['epsilon']:g} at δ = {facts['delta']:g} ({facts['unit']}) for all runs together, of which "
+            f"ε = {facts['epsilon_admitted']:.4g} is taken, and there is room for {facts['room']}.",
+        ]
     else:
-        console.print("The ledger of a single run; it has no limit over runs.")
-    console.print(f"last row: {facts['head']}")
+        lines += ["The ledger of a single run; it has no limit over runs."]
+    console.print(*lines, f"last row: {facts['head']}", sep="\n", markup=False, soft_wrap=True)
 
 
 @app.command("verify")
@@ -151,12 +152,14 @@ def _facts(ledger: Ledger) -> dict[str, Any]:
     return {
         "name": ledger.name,
         "rule": rule.name if rule else None,
+        "adds": rule.adds if rule else None,
         "epsilon": rule.limit.epsilon if rule else None,
         "delta": rule.limit.delta if rule else None,
         "unit": rule.limit.unit.name if rule else None,
         "runs": runs,
         "spent": rule.describe(ledger.spent()) if rule else None,
         "left": rule.describe(ledger.left()) if rule else None,
+        "room": rule.room(ledger.left()) if rule else None,
         "epsilon_admitted": rule.epsilon(ledger.spent()) if rule else None,
         "head": ledger.head(),
         "damage": str(damage) if damage else None,

@@ -23,11 +23,11 @@ Model = Annotated[
 Activation = Annotated[
     str | None, typer.Option(help="relu or tanh, for a built-in model.", show_default="the model's own")
 ]
+DEFAULT_RECIPE = "default"
+DEFAULT_RECIPE_SHOWN = "the one called default; `apportion recipes default` explains it"
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="ROLE.PARAMETER=VALUE", help="A hyper-parameter, e.g. clip.threshold=0.5. Repeatable."
-    ),
+    typer.Option("--set", metavar="ROLE.PARAMETER=VALUE", help="A hyper-parameter, e.g. clip.start=0.5. Repeatable."),
 ]
 Epsilon = Annotated[float | None, typer.Option(help="ε, the privacy loss to spend.", show_default=False)]
 Delta = Annotated[float | None, typer.Option(help="δ, below 1/population.", show_default=False)]

@@ -13,12 +13,14 @@ from rich.table import Table
 from apportion.errors import InvalidArgument
 
 _people = Console(stderr=True, highlight=False)
+TAKEN, RESERVED = "of the steps taken", "reserved, with spare steps"
+"""The two ε of a run: spare steps for crashes are part of the plan, and so of the guarantee, whether they are taken or not."""
 
 
 def print_error_stream(line: str) -> None:
     """Tell a person something without disturbing what a script reads."""
     if line:
-        _people.print(" ".join(line.splitlines()), markup=False)
+        _people.print(" ".join(line.splitlines()), markup=False, soft_wrap=True)
 
 
 def summary_of_run(run: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +57,8 @@ def show_results(results: dict[str, Any], folder: Path, *, as_json: bool) -> Non
     write_report(results, folder / "report.html")
     console = _people if as_json else Console(highlight=False)
     table = Table(title=escape(results["title"]))
-    for heading in ("recipe", "ε spent", "δ", "test accuracy", "steps", "seconds"):
+    spares = any(run.get("epsilon_spent", run["epsilon"]) != run["epsilon"] for run in results["runs"])
+    for heading in ("recipe", "ε reserved" if spares else "ε spent", "δ", "test accuracy", "steps", "seconds"):
         table.add_column(heading, justify="left" if heading == "recipe" else "right")
     for cell in results["cells"]:
         deviation = cell["test_accuracy_std"]

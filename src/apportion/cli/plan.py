@@ -16,7 +16,8 @@ _WIDTH = 48
 
 def plan(
     recipe: Annotated[
-        list[str] | None, typer.Option(help="Repeatable, to lay plans over each other.", show_default="abadi")
+        list[str] | None,
+        typer.Option(help="Repeatable, to lay plans over each other.", show_default=options.DEFAULT_RECIPE_SHOWN),
     ] = None,
     settings: options.Settings = None,
     data: options.Data = None,
@@ -59,7 +60,7 @@ def plan(
         epochs=epochs,
         batch_size=batch_size,
     )
-    values["recipe"] = choose_recipes(None, recipe or ["abadi"], options.parse_settings(settings))
+    values["recipe"] = choose_recipes(None, recipe or [options.DEFAULT_RECIPE], options.parse_settings(settings))
     wanted = experiment(with_benchmark_budget(with_training_defaults(values)))
     wanted.check()
     plans = [plan_recipe(choice.recipe(), wanted.budget(), wanted.sampling(), calibrate) for choice in wanted.recipe]

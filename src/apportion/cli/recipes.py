@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +26,8 @@ def recipes(
 ) -> None:
     """List the recipes, or explain one: formula, hyper-parameters, price, source and schedule.
 
+    With --json, the list has each schedule at its first, middle and last step, and a single recipe has it at all 1,000.
+
     Examples: apportion recipes; apportion recipes du-dynamic --set noise.ratio=4
     """
     from apportion.errors import InvalidArgument
@@ -34,7 +38,7 @@ def recipes(
             raise InvalidArgument("name", None, "a setting or a drawing needs one recipe", "Name it first")
         everything = [named(one) for one in RECIPES]
         if as_json:
-            typer.echo(json.dumps([facts(recipe) for recipe in everything]))
+            typer.echo(json.dumps([facts(recipe) | _course(recipe, points=3) for recipe in everything]))
         else:
             _list(everything)
         return
@@ -45,7 +49,7 @@ def recipes(
     if as_json:
         typer.echo(json.dumps(explained))
         return
-    _explain(recipe, explained)
+    _explain(recipe, explained, settings or [])
     if html is not None:
         typer.echo(f"Drawn in {html}")
 
@@ -68,10 +72,19 @@ def facts(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _course(recipe: Recipe) -> dict[str, Any]:
+def _course(recipe: Recipe, points: int | None = None) -> dict[str, Any]:
+    """The schedule of a recipe, at so many evenly spaced steps; at all of them by default. `at` says which, from 1."""
     from apportion.strategies.recipes.explanation import EXAMPLE_RATE, EXAMPLE_STEPS, schedule
 
-    return {"schedule": {"steps": EXAMPLE_STEPS, "sample_rate": EXAMPLE_RATE, **schedule(recipe)}}
+    chosen: Sequence[int] = range(EXAMPLE_STEPS)
+    if points is not None:
+        chosen = [index * (EXAMPLE_STEPS - 1) // (points - 1) for index in range(points)]
+    series = {
+        name: None if values is None else [values[index] for index in chosen]
+        for name, values in schedule(recipe).items()
+    }
+    at = [index + 1 for index in chosen]
+    return {"schedule": {"steps": EXAMPLE_STEPS, "sample_rate": EXAMPLE_RATE, "at": at, **series}}
 
 
 def _list(everything: list[Recipe]) -> None:
@@ -104,7 +117,7 @@ def _list(everything: list[Recipe]) -> None:
 _COMMON = ("groups", "allocation", "multiplier")
 
 
-def _explain(recipe: Recipe, explained: dict[str, Any]) -> None:
+def _explain(recipe: Recipe, explained: dict[str, Any], settings: list[str]) -> None:
     from apportion.strategies.recipes import PRICES
 
     lines = [f"{recipe.name}: {recipe.summary}", ""]
@@ -126,10 +139,25 @@ def _explain(recipe: Recipe, explained: dict[str, Any]) -> None:
         else:
             waits = "waits for its thresholds" if not recipe.complete else "follows released values"
             lines += [f"  clip    {waits}"]
-        lines += ["", f"With a budget: apportion plan --recipe {recipe.name} --epsilon 3 --data digits"]
+        lines += ["", *_next_steps(recipe, settings)]
     if explained["citations"]:
         lines += [f"Cite: {', '.join(explained['citations'])}  (BibTeX: apportion.cite({recipe.name!r}))"]
     typer.echo("\n".join(lines))
+
+
+def _next_steps(recipe: Recipe, settings: list[str]) -> list[str]:
+    """Commands that work as they are, with the settings that were said."""
+    if recipe.complete:
+        said = "".join(f" --set {shlex.quote(setting)}" for setting in settings)
+        return [f"With a budget: apportion plan --recipe {recipe.name}{said} --epsilon 3 --data digits"]
+    return [
+        f"First find thresholds: apportion search {_EXAMPLE_SEARCH}",
+        f"Then use them: apportion train --recipe {recipe.name} --set clip.file=thresholds.json --data digits --epsilon 3 --delta 1e-5 "
+        "--unit record --population 1437",
+    ]
+
+
+_EXAMPLE_SEARCH = "--data digits --noise-multiplier 2 --batch-size 256 --method fast --maximum 8 --runs 1 --epochs 3 --out thresholds.json"
 
 
 def _line(name: str, series: list[float], unit: str) -> str:
@@ -141,6 +169,7 @@ def _draw(recipe: Recipe, course: dict[str, Any], out: Path) -> None:
     from plotly.subplots import make_subplots
 
     from apportion.errors import InvalidArgument
+    from apportion.lab.page import write_page
 
     drawn = {"noise multiplier ÷ the first one": course["noise"], "clip threshold": course["clip"]}
     series = {title: values for title, values in drawn.items() if values is not None}
@@ -152,9 +181,4 @@ def _draw(recipe: Recipe, course: dict[str, Any], out: Path) -> None:
     figure.update_xaxes(title="step")
     figure.update_yaxes(rangemode="tozero")
     figure.update_layout(title=f"{recipe.name}: {recipe.summary}", template="plotly_white", hovermode="x unified")
-    try:
-        figure.write_html(out, include_plotlyjs=True, full_html=True)
-    except OSError as error:
-        raise InvalidArgument(
-            "html", str(out), f"it cannot be written: {error.strerror}", "Choose another file"
-        ) from error
+    write_page(figure, out, "html")

@@ -76,6 +76,7 @@ def search(
     from apportion.lab.search import search as run_search
     from apportion.lab.search.progress import search_progress
     from apportion.lab.search.trainer import open_trainer
+    from apportion.training.folders import tidied
 
     if data is None:
         raise InvalidArgument("data", None, "there is nothing to search on", "Pass --data mnist, or other public data")
@@ -105,18 +106,19 @@ def search(
         ),
     )
     file = out or Path("runs") / f"search-{data.replace(':', '-').replace('/', '-')}.json"
-    writable_folder(file.parent)
-    trace = Trace.open(file, settings)
-    if trace.trials:
-        print_error_stream(f"going on with {file}: {len(trace.trials)} candidates were tried already")
-    cores = os.cpu_count() or 1
-    make_trainer = partial(open_trainer, settings, data_dir)
-    try:
-        with search_progress(trace) as show:
-            run_search(trace, make_trainer, processes=cores if processes is None else processes, show=show)
-    except KeyboardInterrupt:
-        print_error_stream(f"interrupted: the same command goes on from {file}")
-        raise
+    with tidied(file.parent):
+        writable_folder(file.parent)
+        trace = Trace.open(file, settings)
+        if trace.trials:
+            print_error_stream(f"going on with {file}: {len(trace.trials)} candidates were tried already")
+        cores = os.cpu_count() or 1
+        make_trainer = partial(open_trainer, settings, data_dir)
+        try:
+            with search_progress(trace) as show:
+                run_search(trace, make_trainer, processes=cores if processes is None else processes, show=show)
+        except KeyboardInterrupt:
+            print_error_stream(f"interrupted: the same command goes on from {file}")
+            raise
     _show(trace, settings, file, fit=fit, as_json=as_json)
     if as_json:
         typer.echo(json.dumps({key: value for key, value in trace.content().items() if key != "trace"}))

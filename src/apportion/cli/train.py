@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apportion.cli import options
-from apportion.cli.output import print_error_stream, show_results, summary_of_run, warn_without_privacy, writable_folder
+from apportion.cli.account import STATEMENT
+from apportion.cli.output import (
+    RESERVED,
+    TAKEN,
+    print_error_stream,
+    show_results,
+    summary_of_run,
+    warn_without_privacy,
+    writable_folder,
+)
 
 if TYPE_CHECKING:
     from apportion.lab.run_settings import RunSettings
@@ -21,7 +30,7 @@ def train(
     activation: options.Activation = None,
     recipes: Annotated[
         list[str] | None,
-        typer.Option("--recipe", help="A name from `apportion recipes`.", show_default="abadi"),
+        typer.Option("--recipe", help="A name from `apportion recipes`.", show_default=options.DEFAULT_RECIPE_SHOWN),
     ] = None,
     settings: options.Settings = None,
     epsilon: options.Epsilon = None,
@@ -101,7 +110,7 @@ def train(
             "a run has one recipe",
             "Pass one, or compare several with `apportion compare`",
         )
-    recipe = recipes[0] if recipes else "abadi"
+    recipe = recipes[0] if recipes else options.DEFAULT_RECIPE
     if data is None:
         raise InvalidArgument(
             "data", None, "there is nothing to train on", "Pass --data digits, or see `apportion data list`"
@@ -160,36 +169,40 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
     from apportion.errors import ApportionError
     from apportion.lab.compare import results, run_recipe
     from apportion.lab.resolve import resolve
+    from apportion.training.folders import tidied
 
     plan, recovery = request.experiment, request.recovery
     subject = resolve(plan.data, plan.model, data_dir)
-    writable_folder(folder)
-    if not resume:
-        request.save(folder)
     seed = plan.seeds[0] if plan.seeds else None
-    try:
-        run = run_recipe(
-            plan,
-            plan.recipe[0],
-            subject,
-            seed,
-            folder,
-            progress=True,
-            ledger=request.ledger,
-            recovery=recovery,
-            resume=resume,
-        )
-    except ApportionError:
+    with tidied(folder):
+        writable_folder(folder)
         if not resume:
-            request.forget(folder)
-        raise
-    except KeyboardInterrupt:
-        print_error_stream(f"interrupted: go on with `apportion train --resume {folder}`")
-        raise
+            request.save(folder)
+        try:
+            run = run_recipe(
+                plan,
+                plan.recipe[0],
+                subject,
+                seed,
+                folder,
+                progress=True,
+                ledger=request.ledger,
+                recovery=recovery,
+                resume=resume,
+            )
+        except ApportionError:
+            if not resume:
+                request.forget(folder)
+            raise
+        except KeyboardInterrupt:
+            print_error_stream(f"interrupted: go on with `apportion train --resume {folder}`")
+            raise
+    private = run["epsilon"] is not None
+    if private:
+        run["epsilon_spent"] = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))["epsilon_spent"]
     show_results(results(plan.title, [run]), folder, as_json=as_json)
     if as_json:
         typer.echo(json.dumps(summary_of_run(run)))
-    else:
-        print_error_stream(
-            f"Privacy statement: {folder / 'public' / 'privacy.md'}" if run["epsilon"] is not None else ""
-        )
+    elif private:
+        print_error_stream(f"ε = {run['epsilon_spent']:.4f} {TAKEN}; {run['epsilon']:.4f} {RESERVED}: the guarantee.")
+        print_error_stream(f"Privacy statement: {(folder / STATEMENT).with_suffix('.md')}")

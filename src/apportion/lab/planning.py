@@ -13,6 +13,7 @@ from apportion.accounting.central_limit import CentralLimitAccountant
 from apportion.accounting.comparisons import compare_accountants
 from apportion.budget import Budget
 from apportion.errors import InvalidArgument
+from apportion.lab.page import write_page
 from apportion.request import Event
 from apportion.strategies.context import Context
 from apportion.strategies.recipes import Recipe
@@ -119,10 +120,4 @@ def draw_plans(plans: Sequence[dict[str, Any]], out: Path) -> Path:
         template="plotly_white",
         hovermode="x unified",
     )
-    try:
-        figure.write_html(out, include_plotlyjs=True, full_html=True)
-    except OSError as error:
-        raise InvalidArgument(
-            "html", str(out), f"it cannot be written: {error.strerror}", "Choose another file"
-        ) from error
-    return out
+    return write_page(figure, out, "html")

@@ -135,7 +135,7 @@ class Experiment(_Strict):
         """The budget; each of its three parts must have been said."""
         reasons = {
             "epsilon": "how much privacy may be lost is your decision",
-            "delta": "the probability that the bound fails is your decision; below 1/population",
+            "delta": "for which part of probability e^ε need not bound the ratio is your decision; below 1/population",
             "unit": "it must say whom the guarantee protects",
         }
         for argument, reason in reasons.items():

@@ -31,6 +31,7 @@ from apportion.strategies.roles import resolve_roles
 from apportion.strategies.update import Plain
 from apportion.training.checkpoint import CHECKPOINT, Checkpoints, restored
 from apportion.training.exact import DRAWS, KEY, ExactCurator
+from apportion.training.folders import missing_folders, remove_empty
 from apportion.training.history import Entry, as_columns, from_columns, is_report_step
 from apportion.training.optimizers import require_plain_step, require_same_parameters
 from apportion.training.plan import Plan, describe, make_plan
@@ -223,7 +224,7 @@ def open_session(
     resume: bool = False,
     mechanism: Mechanism | None = None,
 ) -> Session:
-    """Plan, account and curator of a run, new or resumed. A refused run leaves no file behind."""
+    """Plan, account and curator of a run, new or resumed. A refused run leaves no file and no folder behind."""
     if not isinstance(budget, Budget):
         raise InvalidArgument(
             "budget",
@@ -264,6 +265,7 @@ def open_session(
         facts["update"] = describe(update)
         checkpoints = Checkpoints(out, recovery.interval(plan.steps), facts)
         earlier = checkpoints.read() if resume else None
+    made = missing_folders(None if out is None else (out / LEDGER).parent)
     books = _open_ledger(ledger, out, randomness) if earlier is None else _continue_ledger(ledger, out, earlier)
     try:
         known = {"identifier": earlier["account"]["identifier"], "position": earlier["step"]} if earlier else {}
@@ -292,6 +294,7 @@ def open_session(
         books.close()
         if earlier is None and books.path is not None and ledger is None:
             books.path.unlink()  # ours, and nothing was ever charged to it
+        remove_empty(made)
         raise
     if recovery.mode == "exact" and out is not None and (account.left or (out / KEY).exists()):
         session.curator = ExactCurator(

@@ -43,7 +43,7 @@ class PublicTrainer:
     """
 
     def __init__(self, train: Public, test: Public, build: Callable[[], nn.Module], settings: SearchSettings):
-        self._records, self._test = as_records(require_searchable(train).data), require_public(test)
+        self._records, self._test = as_records(require_searchable(settings.data, train).data), require_public(test)
         self._build, self._settings = build, settings
         population = len(self._records)
         self._sampling = Sampling.declare(population=population, batch_size=settings.batch_size, epochs=1)
@@ -106,15 +106,17 @@ def open_trainer(settings: SearchSettings, data_dir: Path | None = None) -> Publ
         train = Public(train)
     if subject.test is None:
         raise InvalidArgument("data", settings.data, "it has no test part to compare candidates on", "Add one")
-    return PublicTrainer(require_searchable(train), subject.test, partial(subject.build, settings.activation), settings)
+    return PublicTrainer(
+        require_searchable(settings.data, train), subject.test, partial(subject.build, settings.activation), settings
+    )
 
 
-def require_searchable(data: object) -> Public:
-    """Refuse training data that nobody declared public."""
+def require_searchable(name: str, data: object) -> Public:
+    """Refuse training data that nobody declared public. `name` is what a person called it."""
     if not isinstance(data, Public):
         raise InvalidArgument(
             "data",
-            type(data).__name__,
+            name,
             "a search on private records is not covered by any budget: every candidate is an epoch of queries to them, kept or not, "
             "and what they score decides the thresholds",
             "Search on other data of the same kind that is public. If anything about this data may be published, say so: --public, "

@@ -68,7 +68,7 @@ class Recipe:
                 "recipe",
                 self.name,
                 f"it needs {self.needs}, and has none",
-                "Pass --set clip.file=thresholds.json, or in Python recipes.lin_transfer(file=...)",
+                "Find them with `apportion search`, then pass --set clip.file=FILE, or in Python recipes.lin_transfer(file=...)",
             )
 
     def parameters(self, role: str) -> tuple[str, ...]:
