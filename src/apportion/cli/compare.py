@@ -78,6 +78,7 @@ def compare(
     from apportion.lab.settings import experiment, read_file
     from apportion.lab.study import is_study, study
     from apportion.strategies.recipes import READY, RECIPES, named
+    from apportion.training.folders import missing_folders, remove_empty
 
     if all_recipes and (file is not None or recipe):
         raise InvalidArgument(
@@ -130,7 +131,12 @@ def compare(
     folder = out or Path("runs") / (
         Path(file).stem if file else f"compare-{plan.data}".replace(":", "-").replace("/", "-")
     )
+    made = missing_folders(folder)
     writable_folder(folder)
+    if (folder / "results.json").exists():
+        print_error_stream(
+            f"the report and results.json in {folder} are replaced; its runs stay (--out names another folder)"
+        )
     print_error_stream(f"{plan.title}: {', '.join(choice.shown for choice in plan.recipe)} on {plan.data}")
     if any(choice.name == "non-private" for choice in plan.recipe):
         warn_without_privacy(plan.data)
@@ -145,8 +151,10 @@ def compare(
         results = run_comparison(
             plan, folder, data_dir=data_dir, progress=True, announce=announce, skip_unfit=all_recipes
         )
-    except KeyboardInterrupt:
-        print_error_stream(f"interrupted: the runs so far are in {folder / 'runs'}")
+    except BaseException as error:
+        remove_empty(made)
+        if isinstance(error, KeyboardInterrupt):
+            print_error_stream(f"interrupted: the runs so far are in {folder / 'runs'}")
         raise
     if all_recipes:
         waiting = [name for name in RECIPES if name not in READY]
@@ -169,13 +177,14 @@ def _override(from_file: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]
 
 
 def choose_recipes(from_file: Any, chosen: list[str] | None, settings: dict[str, Any]) -> Any:
-    """The file's recipes, or the chosen ones; each setting goes to every recipe that has such a parameter."""
+    """The file's recipes, or the chosen ones; each setting goes to every recipe that has such a parameter, and into its label."""
     from apportion import validate
     from apportion.strategies.recipes import ROLES, named
 
-    choices = from_file if from_file is not None and not chosen else [{"name": name} for name in chosen or SHORT_LIST]
-    if not isinstance(choices, list):
-        return choices  # the file is wrong; the settings say how
+    given = from_file if from_file is not None and not chosen else list(chosen or SHORT_LIST)
+    if not isinstance(given, list):
+        return given  # the file is wrong; the settings say how
+    choices: list[Any] = [{"name": choice} if isinstance(choice, str) else choice for choice in given]
     for key, value in settings.items():
         role, _, parameter = key.partition(".")
         validate.known(f"set {key}", role, ROLES, "it names no role")
@@ -191,4 +200,10 @@ def choose_recipes(from_file: Any, chosen: list[str] | None, settings: dict[str,
         for choice in takers:
             if isinstance(choice.setdefault(role, {}), dict):  # otherwise the file is wrong; the settings say how
                 choice[role][parameter] = value
+                if "label" in choice:  # it was written for another value
+                    choice["label"] = f"{choice['label']}, {key}={value}"
+        if others := [
+            str(choice.get("name")) for choice in choices if isinstance(choice, dict) and choice not in takers
+        ]:
+            print_error_stream(f"set {key}={value}: {', '.join(others)} has no such parameter and stays as it is")
     return choices
