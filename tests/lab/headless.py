@@ -69,21 +69,18 @@ class Browser:
                 return dict(message["result"])
             self.events.append(message)
 
-    def open(self, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> Page:
+    def open(self, page: Path) -> Page:
         """Load a page and wait until its scripts have run."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        self.events.clear()
+        opened = Page(self, session, page.as_uri())
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable", session)
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.call("Emulation.setDeviceMetricsOverride", session, **size)
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self.call("Emulation.setEmulatedMedia", session, features=scheme)
-        self.call("Page.navigate", session, url=page.as_uri())
-        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
+        opened.show()
+        self.call("Page.navigate", session, url=opened.address)
+        while not any(event["method"] == "Page.loadEventFired" for event in opened.events()):
             self.events.append(self._receive())
-        return Page(self, session, page.as_uri())
+        return opened
 
     def close(self) -> None:
         """End the browser that was started here."""
@@ -117,11 +114,24 @@ class Page:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
+    def show(self, *, width: int = 1280, dark: bool = False, media: str = "screen") -> None:
+        """On a screen of this width, with this preference of its owner, or on paper."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.browser.call("Emulation.setDeviceMetricsOverride", self.session, **size)
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.browser.call("Emulation.setEmulatedMedia", self.session, media=media, features=scheme)
+        self.browser.call("Page.bringToFront", self.session)  # a page in the background is told later, or never
+        self.run("new Promise(done => setTimeout(done, 200))")
+
+    def events(self) -> list[dict[str, Any]]:
+        """What happened in this page so far."""
+        return [event for event in self.browser.events if event.get("sessionId") == self.session]
+
     def problems(self) -> list[str]:
         """Exceptions, errors on the console, and what the browser itself complained about."""
         self.run("new Promise(done => setTimeout(done, 50))")
         found = []
-        for event in self.browser.events:
+        for event in self.events():
             facts = event["params"]
             said = {
                 "Runtime.exceptionThrown": "error",
@@ -133,8 +143,12 @@ class Page:
 
     def requests(self) -> list[str]:
         """The addresses of all requests except the one for the page itself."""
-        sent = [event for event in self.browser.events if event["method"] == "Network.requestWillBeSent"]
-        return [address for event in sent if (address := event["params"]["request"]["url"]) != self.address]
+        sent = [
+            event["params"]["request"]["url"]
+            for event in self.events()
+            if event["method"] == "Network.requestWillBeSent"
+        ]
+        return [address for address in sent if address != self.address]
 
 
 def _pipe() -> tuple[int, int]:

@@ -123,9 +123,9 @@ def paper_table() -> dict[str, Any]:
                     else target
                 }
                 run |= {"lr_schedule": None, "commit": "0123abc", "versions": {"torch": "2.4.0"}}
-                if recipe == "lin-decay":
-                    for entry in run["history"]:
-                        entry["clip"] = [entry["clip"] * factor for factor in (0.4, 0.7, 1.0, 1.6)]
+                groups = {("constant", "fashion-mnist"): (0.5, 1.0), ("lin-decay", data): (0.4, 0.7, 1.0, 1.6)}
+                for entry in run["history"] if (recipe, data) in groups else ():
+                    entry["clip"] = [entry["clip"] * factor for factor in groups[recipe, data]]
                 runs.append(run)
     return make_results(runs) | {
         "title": "Made-up figures in the shape of a table",

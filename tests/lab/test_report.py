@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from report_samples import RECIPES, comparison, make_results, make_run, page_of, plotly_source
 
+from apportion.cli.report import report
 from apportion.errors import InvalidArgument
 from apportion.lab.report import read_results, write_report
 
@@ -161,6 +162,17 @@ class TestPage:
         assert path == tmp_path / "new" / "page.html"
         assert "<title>Mine</title>" in path.read_text(encoding="utf-8")
         assert write_report(results, tmp_path) == tmp_path / "report.html"
+
+
+def test_the_command_names_the_page_after_its_results(results: dict[str, Any], tmp_path: Path) -> None:
+    for name in ("results.json", "lin-table-2.json"):
+        (tmp_path / name).write_text(json.dumps(results), encoding="utf-8")
+    for place in (tmp_path, tmp_path / "lin-table-2.json"):
+        report(place, None)
+    assert {path.name for path in tmp_path.glob("*.html")} == {"report.html", "lin-table-2.html"}
+    (tmp_path / "report.html").unlink()
+    report(tmp_path / "results.json", None)
+    assert (tmp_path / "report.html").exists()
 
 
 class TestRefusals:

@@ -40,22 +40,31 @@ class TestAttacker:
 
 class TestAttackerInWords:
     def test_bounds_are_shown_rounded_up(self) -> None:
-        view = attacker_view(1.0, 1e-5, "record", secret=True)
+        view = attacker_view([{"epsilon": 1.0, "delta": 1e-5}])
         assert view is not None
-        assert [case["most"] for case in view["cases"]] == ["2.8\u00a0%", "0.3\u00a0%", "73.2\u00a0%"]
-        assert [case["blind"] for case in view["cases"]] == ["1\u00a0%", "0.1\u00a0%", "50\u00a0%"]
+        assert view["rows"] == [{"epsilon": "1", "delta": "10⁻⁵", "cells": ["2.8\u00a0%", "0.3\u00a0%", "73.2\u00a0%"]}]
+        assert view["blind"] == ["1\u00a0%", "0.1\u00a0%", "50\u00a0%"]
         assert "δ is not a probability that the promise fails" in view["note"]
+
+    def test_of_runs_that_look_alike_the_worst_is_shown(self) -> None:
+        pair = [{"epsilon": epsilon, "delta": 1e-5} for epsilon in (2.9951, 2.9959, 1.0)]
+        view, alone = attacker_view(pair), attacker_view(pair[1:2])
+        assert view is not None
+        assert alone is not None
+        assert [row["epsilon"] for row in view["rows"]] == ["2.996", "1"]
+        assert view["rows"][0] == alone["rows"][0]
 
     def test_large_and_missing(self) -> None:
         assert most_true_positives(1e6, 1e-5, 0.01) == best_guess(1e6, 1e-5) == 1.0
-        assert attacker_view(1.0, None, "record", secret=True) is None
-        assert attacker_view(-1.0, 1e-5, "record", secret=True) is None
+        assert attacker_view([{"epsilon": 1.0}, {"epsilon": -1.0, "delta": 1e-5}, {"delta": 1e-5}]) is None
 
-    def test_a_seeded_run_says_with_secret_randomness(self, tmp_path: Path) -> None:
-        page = page_of(comparison(), tmp_path)
-        assert page.count("The attacker’s view") == 2
-        assert page.count("With secret randomness: what remains") == 1
-        assert page.count("δ is not a probability") == 1
+    def test_once_for_an_experiment(self, tmp_path: Path) -> None:
+        results = comparison()
+        page = page_of(results, tmp_path)
+        assert page.count("The attacker’s view") == page.count("δ is not a probability") == 1
+        assert "With secret randomness: what is left" in page  # one of the recipes is seeded
+        results["runs"] = [run for run in results["runs"] if run["private"]]
+        assert "With secret randomness" not in page_of(results, tmp_path)
 
 
 class TestReach:

@@ -16,7 +16,12 @@ truth is smaller.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
+
+from apportion.lab.report import words
+from apportion.lab.report.series import Run
+from apportion.lab.report.words import number
 
 FALSE_POSITIVE_RATES = (0.01, 0.001)
 
@@ -35,25 +40,33 @@ def best_guess(epsilon: float, delta: float) -> float:
     return min((1 + delta * shrinks) / (1 + shrinks), 1.0)
 
 
-def attacker_view(epsilon: float | None, delta: float | None, unit: str, secret: bool) -> dict[str, Any] | None:
-    """The bounds in words: what each case is, what the attacker achieves at most, and what guessing achieves."""
-    if epsilon is None or delta is None or epsilon < 0 or not 0 <= delta <= 1:
+def attacker_view(runs: Iterable[Run]) -> dict[str, Any] | None:
+    """The bounds for every pair of ε and δ among the runs, beside what blind guessing achieves; None without such a pair."""
+    found: dict[tuple[str, str], list[str]] = {}
+    units, secret = [], []
+    for run in sorted(
+        runs, key=lambda run: -(number(run.get("epsilon")) or 0.0)
+    ):  # of those that are shown alike, the worst
+        epsilon, delta = number(run.get("epsilon")), number(run.get("delta"))
+        if epsilon is None or delta is None or epsilon < 0 or not 0 <= delta <= 1:
+            continue
+        bounds = [most_true_positives(epsilon, delta, rate) for rate in FALSE_POSITIVE_RATES]
+        shown = [_up(bound) for bound in (*bounds, best_guess(epsilon, delta))]
+        found.setdefault((words.epsilon(epsilon), words.delta(delta)), shown)
+        units.append(words.text(run.get("unit")) or "record")
+        secret.append(run.get("private") is not False)
+    if not found:
         return None
-    cases = [
-        {
-            "case": f"Used records that are recognised, when 1 in {round(1 / rate):,} unused ones is mistaken for used",
-            "most": _up(most_true_positives(epsilon, delta, rate)),
-            "blind": f"{100 * rate:g}\u00a0%",
-        }
-        for rate in FALSE_POSITIVE_RATES
-    ]
-    coin = "Right guesses, when a fair coin decided whether the record was used"
-    cases.append({"case": coin, "most": _up(best_guess(epsilon, delta)), "blind": "50\u00a0%"})
-    one = unit or "record"
+    one, rarely = units[0], [f"1 in {round(1 / rate):,}" for rate in FALSE_POSITIVE_RATES]
+    begin = "What" if all(secret) else "With secret randomness: what"
     return {
-        "lead": f"{'' if secret else 'With secret randomness: '}what remains to an attacker who knows every {one} but one, the model "
-        f"and all settings, sees every released value, and asks whether that one {one} was used.",
-        "cases": cases,
+        "lead": f"{begin} is left to an attacker who knows every {one} but one, the model and all settings, sees every released "
+        f"value, and asks whether that one {one} was used. At most these shares of used {one}s can be recognised when only "
+        f"{' or '.join(rarely)} unused ones is mistaken for used; and a guess can be right at most so often when a fair coin "
+        f"decided whether the {one} was used.",
+        "heads": [*(f"recognised, {often} mistaken" for often in rarely), "right guesses"],
+        "rows": [{"epsilon": pair[0], "delta": pair[1], "cells": shown} for pair, shown in found.items()],
+        "blind": [f"{100 * rate:g}\u00a0%" for rate in (*FALSE_POSITIVE_RATES, 0.5)],
         "note": f"δ is not a probability that the promise fails. It is an allowance in the promise itself: a result that has "
         f"probability p without the {one} has at most e^ε·p + δ with it, and the other way round. These limits follow from ε and δ "
         "alone, whatever the attack; the limits of the noise that was really used are lower.",

@@ -51,16 +51,17 @@ def figure(traces: list[Any], x_title: str, y: Mapping[str, Any]) -> Any | None:
 def shares(traces: Iterable[Any]) -> dict[str, Any]:
     """An axis in percent that leaves out the climb of the first steps: that is where curves are the same, and far below the rest.
 
-    It begins below the lowest value of the second half of any line, in steps of 5 points, or at the lowest value of all.
+    It begins below the lowest value that any line has after its first quarter, in steps of 5 points, or at the lowest value of all.
     """
     found = list(traces)
     values = [y for trace in found for y in trace.y]
     if not values or max(values) - min(values) < 0.01:
         return {"tickformat": ".0%", "range": [0, 1.02]}
-    late = min(min(trace.y[len(trace.y) // 2 :]) for trace in found if trace.meta["role"] != "band")
+    late = min(min(trace.y[len(trace.y) // 4 :]) for trace in found if trace.meta["role"] != "band")
     high = max(values)
-    low = max(min(values), math.floor(20 * (late - 0.25 * (high - late) - 0.02)) / 20)
-    return {"tickformat": ".0%", "range": [low - 0.03 * (high - low), high + 0.05 * (high - low)]}
+    cut = math.floor(20 * (late - 0.02)) / 20
+    low = cut if cut > min(values) else min(values) - 0.03 * (high - min(values))
+    return {"tickformat": ".0%", "range": [low, high + 0.05 * (high - low)]}
 
 
 def sizes(low: float, high: float) -> dict[str, Any]:

@@ -18,8 +18,8 @@ COLOURS: tuple[tuple[str, str], ...] = (
     ("#117733", "#5fbf7f"),
     ("#7a7a22", "#c2c25a"),
 )
-# From the first group of parameters to the last, through the middle: lightness alone tells them apart as well.
-RAMP: tuple[tuple[str, str], ...] = (("#3b1f7a", "#f2cc4d"), ("#1f8a8c", "#3fc1b0"), ("#e0a83a", "#8f78e8"))
+# From the first group of parameters to the last, through the middle: blue to yellow, which all kinds of colour vision tell apart.
+RAMP: tuple[tuple[str, str], ...] = (("#3b1f7a", "#a897ff"), ("#1f8a8c", "#3fc1b0"), ("#d19a1c", "#f2cc4d"))
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 INK, MUTED, GRID, PAGE = "#1f2430", "#667085", "#e8eaee", "#ffffff"
 

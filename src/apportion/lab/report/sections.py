@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apportion.lab.report import captions, configuration, figures, summary, table
+from apportion.lab.report.attacker import attacker_view
 from apportion.lab.report.reach import reach
 from apportion.lab.report.series import Experiment, Series
 from apportion.lab.report.statements import statements
@@ -54,6 +55,7 @@ def section(experiment: Experiment, place: int, colours: Mapping[str, int]) -> d
         "stripes": any("twins" in meta for meta in metas),
         "reach": reach(series, colours),
         "statements": statements(series, colours),
+        "attacker": attacker_view(experiment.runs),
         "in_common": configuration.in_common(experiment),
         "settings": configuration.settings(experiment, colours),
     }

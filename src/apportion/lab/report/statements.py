@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from apportion.lab.report import words
-from apportion.lab.report.attacker import attacker_view
 from apportion.lab.report.series import Run, Series
 from apportion.lab.report.words import number, text
 
@@ -25,7 +24,6 @@ def statements(series: Sequence[Series], colours: Mapping[str, int]) -> list[dic
                 shared[secret, text(run.get("statement")), shown].append((one, run))
     found = []
     for (secret, said, _), members in shared.items():
-        run = max((run for _, run in members), key=lambda run: number(run["epsilon"]) or 0.0)
         status = "private" if secret else "seeded"
         labels = {one.label: colours[one.recipe] for one, _ in members}
         found.append(
@@ -35,10 +33,7 @@ def statements(series: Sequence[Series], colours: Mapping[str, int]) -> list[dic
                 "badge": BADGES.get(status),
                 "status": status,
                 "text": said,
-                "facts": _facts(run),
-                "attacker": attacker_view(
-                    number(run.get("epsilon")), number(run.get("delta")), text(run.get("unit")), secret
-                ),
+                "facts": _facts(members[0][1]),
             }
         )
     return found
