@@ -108,6 +108,7 @@ class TestPage:
         for text in ("Decay(start = 0.5, power = 0.5)", "Geometric(start = 1.9, rate = 0.996)", "dropout", "0.25"):
             assert text in page
         assert page.count("<dt>records</dt>") == 1  # what all runs share is said once
+        assert page.count("<dt>unit of privacy</dt>") == 1  # also where non-private runs have none
         assert page.count("<dd>12.3\u00a0s | 13.3\u00a0s</dd>") == len(RECIPES)  # what differs between seeds
         for text in ("2026-05-01T12:00:00Z", "3.11.9", "2.4.0"):
             assert f"<dd>{text}</dd>" in page

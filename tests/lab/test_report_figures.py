@@ -91,6 +91,13 @@ def test_missing_values(runs: list[dict[str, Any]]) -> None:
     assert "NaN" not in figure("accuracy_by_epsilon", runs).to_json()
 
 
+def test_what_is_no_share_is_no_accuracy(runs: list[dict[str, Any]]) -> None:
+    for entry in runs[2]["history"]:
+        entry["test_accuracy"] = 1e308
+    runs[3]["history"][STEPS - 1]["test_accuracy"] = -0.5
+    assert all(0 <= y <= 1 for trace in figure("accuracy_by_steps", runs).data for y in trace.y)
+
+
 def test_one_point_is_a_marker() -> None:
     run = make_run("lin-decay", 0)
     run["history"] = run["history"][:1]

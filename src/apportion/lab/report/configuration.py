@@ -53,7 +53,7 @@ ELSEWHERE = ("history", "statement", "experiment")
 
 
 def in_common(experiment: Experiment) -> list[dict[str, str]]:
-    """What all runs of an experiment share, when there is more than one series."""
+    """What all runs share that have it at all, when there is more than one series."""
     return words.facts([(_title(name), _values(experiment.runs, name)) for name in _common(experiment)])
 
 
@@ -95,8 +95,14 @@ def _names(runs: Sequence[Run]) -> list[str]:
 def _common(experiment: Experiment) -> list[str]:
     if len(experiment.series) < 2:
         return []
-    runs = experiment.runs
-    return [name for name in _names(runs) if len({words.plain(run.get(name)) for run in runs}) == 1]
+    runs, private = experiment.runs, [run for one in experiment.series if one.epsilon is not None for run in one.runs]
+
+    def shared(name: str) -> bool:
+        """Non-private runs have no unit, no neighbours and the like, which the others may share all the same."""
+        values = {words.plain(run[name]) for run in runs if run.get(name) is not None}
+        return len(values) == 1 and all(run.get(name) is not None for run in private or runs)
+
+    return [name for name in _names(runs) if shared(name)]
 
 
 def _values(runs: Sequence[Run], name: str) -> str:

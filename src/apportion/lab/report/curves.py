@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from apportion.lab.report.series import Run, mean
-from apportion.lab.report.words import number
+from apportion.lab.report.words import number, share
 
 Value = Callable[[Mapping[str, Any]], float | None]
 
@@ -57,6 +57,11 @@ def entry_value(key: str, group: int | None = None) -> Value:
         return mean([one for one in map(number, found) if one is not None])
 
     return value
+
+
+def measured_accuracy(entry: Mapping[str, Any]) -> float | None:
+    """Read the accuracy of a history entry."""
+    return share(entry.get("test_accuracy"))
 
 
 def over_groups(runs: Iterable[Run], key: str) -> list[Point]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from apportion.lab.report import axes
-from apportion.lab.report.curves import Point, curve, entry_value, groups, over_groups
+from apportion.lab.report.curves import Point, curve, entry_value, groups, measured_accuracy, over_groups
 from apportion.lab.report.palette import MUTED
 from apportion.lab.report.series import Series
 from apportion.lab.report.traces import band_and_line, group_line, rule, striped
@@ -23,7 +23,7 @@ def accuracy_by_steps(series: Sequence[Series], colours: Colours) -> Any | None:
     """Test accuracy at the steps where it was measured."""
     traces: list[Any] = []
     for one in series:
-        points = curve(one.runs, entry_value("test_accuracy"))
+        points = curve(one.runs, measured_accuracy)
         traces += band_and_line(one, points, colours, hover="%{y:.1%}", markers=True)
     return axes.figure(traces, "step", y=axes.shares(traces))
 
@@ -32,7 +32,7 @@ def accuracy_by_epsilon(series: Sequence[Series], colours: Colours) -> Any | Non
     """Test accuracy against the ε spent so far; non-private training, which has no ε, is a dotted line across."""
     traces: list[Any] = []
     for one in series:
-        points = [point for point in curve(one.runs, entry_value("test_accuracy")) if point.epsilon is not None]
+        points = [point for point in curve(one.runs, measured_accuracy) if point.epsilon is not None]
         hover = "%{y:.1%} at ε = %{x:.3~f}"
         traces += band_and_line(one, points, colours, hover=hover, markers=True, x=lambda point: point.epsilon)
     if not traces:

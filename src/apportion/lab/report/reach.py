@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from apportion.lab.report import words
-from apportion.lab.report.curves import Point, curve, entry_value
+from apportion.lab.report.curves import Point, curve, measured_accuracy
 from apportion.lab.report.series import Series
 
 
@@ -22,7 +22,7 @@ def reach(series: Sequence[Series], colours: Mapping[str, int]) -> dict[str, Any
     """
     found = []
     for one in series:
-        points = curve(one.runs, entry_value("test_accuracy"))
+        points = curve(one.runs, measured_accuracy)
         whole = [point for point in points if point.seeds == max(point.seeds for point in points)]
         if whole:
             found.append((one, whole))

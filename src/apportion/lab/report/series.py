@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apportion.lab.report.words import number, text
+from apportion.lab.report.words import number, share, text
 
 Run = Mapping[str, Any]
 
@@ -61,7 +61,7 @@ class Series:
     @property
     def paper_accuracy(self) -> float | None:
         """What the paper reports."""
-        return next(iter(self.numbers("paper_accuracy")), None)
+        return next((found for found in self.numbers("paper_accuracy") if share(found) is not None), None)
 
     @property
     def paper_epsilon(self) -> float | None:
@@ -109,8 +109,8 @@ def accuracy(one: Series) -> float:
 
 def final_accuracy(run: Run) -> float | None:
     """The test accuracy of a run, or the last one of its history."""
-    measured = [number(entry.get("test_accuracy")) for entry in run.get("history") or ()]
-    return next((one for one in (number(run.get("test_accuracy")), *reversed(measured)) if one is not None), None)
+    measured = [share(entry.get("test_accuracy")) for entry in run.get("history") or ()]
+    return next((one for one in (share(run.get("test_accuracy")), *reversed(measured)) if one is not None), None)
 
 
 def mean(values: Sequence[float]) -> float | None:

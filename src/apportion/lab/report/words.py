@@ -21,6 +21,12 @@ def number(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
+def share(value: Any) -> float | None:
+    """Return `value` as a number from 0 to 1, or None: nothing else is an accuracy."""
+    found = number(value)
+    return found if found is not None and 0 <= found <= 1 else None
+
+
 def text(value: Any) -> str:
     """`value` as text, and nothing for None."""
     return "" if value is None else str(value)
