@@ -1,0 +1,30 @@
+"""The colours and the type of the report, for a light page and for a dark one."""
+
+from __future__ import annotations
+
+# (on a light page, on a dark page). Slot 0 is the grey of non-private training. Slots 1 to 6 have the hues of the colour-blind
+# safe palette of Okabe and Ito, a little darker or lighter to stand out from the page, without its black and yellow, which
+# vanish on one of the two pages. The rest is from the muted palette of Tol.
+COLOURS: tuple[tuple[str, str], ...] = (
+    ("#6b7280", "#a3abb8"),
+    ("#0072b2", "#4aa8e0"),
+    ("#d55e00", "#f0803c"),
+    ("#009e73", "#2fc49b"),
+    ("#b8588c", "#dd94bb"),
+    ("#c98a00", "#eab63c"),
+    ("#3a9bd9", "#8fcdf5"),
+    ("#332288", "#9d8fe6"),
+    ("#882255", "#d9749f"),
+    ("#117733", "#5fbf7f"),
+    ("#7a7a22", "#c2c25a"),
+)
+# From the first group of parameters to the last, through the middle: blue to yellow, which all kinds of colour vision tell apart.
+RAMP: tuple[tuple[str, str], ...] = (("#3b1f7a", "#a897ff"), ("#1f8a8c", "#3fc1b0"), ("#d19a1c", "#f2cc4d"))
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
+INK, MUTED, GRID, PAGE = "#1f2430", "#667085", "#e8eaee", "#ffffff"
+
+
+def tint(colour: str, alpha: float) -> str:
+    """A colour that lets the page shine through."""
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha})"
