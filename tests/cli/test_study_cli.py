@@ -63,9 +63,20 @@ def test_a_recheck_answers_with_its_exit_code(apportion, tmp_path, file):
     assert "DIFFERENT" in different[1]
 
 
+def test_some_cells_alone(apportion, tmp_path, file):
+    apportion("compare", str(file), "--out", str(tmp_path), "--only", "digits: abadi, seed 1")
+    found = json.loads((tmp_path / "made_up.json").read_text())
+    assert [run["recipe"] for run in found["runs"]] == ["abadi"]
+    assert {one["reason"] for one in found["not_run"]} == {"not run yet", "needs budgets of single people"}
+    apportion("compare", str(file), "--out", str(tmp_path), "--only", "non-private", "--processes", "1")
+    found = json.loads((tmp_path / "made_up.json").read_text())
+    assert [run["recipe"] for run in found["runs"]] == ["abadi", "non-private"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("--only", "abbadi"), "no cell is called so"),
         (("--epsilon", "1"), "a study is run as its file says"),
         (("--recipe", "abadi"), "a study is run as its file says"),
         (("--recheck", "0"), "recheck=0"),

@@ -52,6 +52,10 @@ def compare(
         int | None,
         typer.Option(help="Of a study: cells run at one time; changes no result.", show_default="one for each core"),
     ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Of a study: run the cells alone whose name holds this text.", show_default="all"),
+    ] = None,
     recheck: Annotated[
         int | None, typer.Option(help="Of a study: run so many kept cells again; they must come out the same.")
     ] = None,
@@ -115,10 +119,16 @@ def compare(
             )
         found = study(find(file).stem, from_file)
         run_study_file(
-            found, out or Path("results"), processes=processes, recheck=recheck, data_dir=data_dir, as_json=as_json
+            found,
+            out or Path("results"),
+            only=only,
+            processes=processes,
+            recheck=recheck,
+            data_dir=data_dir,
+            as_json=as_json,
         )
         return
-    for name, value in (("recheck", recheck), ("processes", processes)):
+    for name, value in (("only", only), ("recheck", recheck), ("processes", processes)):
         if value is not None:
             raise InvalidArgument(name, value, "only a study keeps its runs", "Name a file with [[experiment]]")
     values = _override(from_file, values)

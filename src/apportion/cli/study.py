@@ -22,15 +22,20 @@ def run_study_file(
     found: Study,
     folder: Path,
     *,
+    only: str | None,
     processes: int | None,
     recheck: int | None,
     data_dir: Path | None,
     as_json: bool,
 ) -> None:
     """Run what is missing, or run kept cells again; print the table, and with `as_json` the content of the file."""
+    from apportion.errors import InvalidArgument
     from apportion.lab.study import StudyResults, run_study
     from apportion.lab.study import recheck as run_again
 
+    if not any((only or "") in cell.title for cell in found.cells) and only is not None:
+        example = found.cells[0].title if found.cells else "none"
+        raise InvalidArgument("only", only, "no cell is called so", f"Use a part of a name such as {example!r}")
     path = writable_folder(folder) / f"{found.name}.json"
     results = StudyResults.open(found, path)
     for experiment, recipe, seed in results.changed:
@@ -44,8 +49,8 @@ def run_study_file(
         _show_findings(findings, as_json=as_json)
         raise typer.Exit(0 if all(finding["same"] for finding in findings) else 1)
     try:
-        with _progress(found.name, len(missing)) as show:
-            run_study(results, processes=workers, data_dir=data_dir, show=show)
+        with _progress(found.name, sum((only or "") in cell.title for cell in missing)) as show:
+            run_study(results, only=only or "", processes=workers, data_dir=data_dir, show=show)
     except KeyboardInterrupt:
         print_error_stream(f"interrupted: {len(results.runs)} of {count} cells are kept; the same command goes on")
         raise
@@ -84,11 +89,9 @@ def _progress(name: str, total: int) -> Iterator[Callable[[Cell, dict[str, Any]]
         task = progress.add_task(name, total=total)
 
         def show(cell: Cell, run: dict[str, Any]) -> None:
-            experiment, recipe, seed = cell.place
             score = "" if run.get("test_accuracy") is None else f"{run['test_accuracy']:.2%}, "
             spent = "no privacy" if run["epsilon"] is None else f"ε = {run['epsilon']:.3f}"
-            which = "" if seed is None else f", seed {seed}"
-            console.print(f"{experiment}: {recipe}{which}: {score}{spent}, {run['seconds']:.1f} s", markup=False)
+            console.print(f"{cell.title}: {score}{spent}, {run['seconds']:.1f} s", markup=False, soft_wrap=True)
             progress.advance(task)
 
         yield show

@@ -26,6 +26,12 @@ class Cell:
 
         return label(self.experiment), self.choice.shown, self.seed
 
+    @property
+    def title(self) -> str:
+        """The place in words."""
+        experiment, recipe, seed = self.place
+        return f"{experiment}: {recipe}" + ("" if seed is None else f", seed {seed}")
+
     def configuration(self) -> dict[str, Any]:
         """All that decides the result, as data. Labels and published figures do not."""
         experiment, choice, recipe = self.experiment, self.choice, self.choice.recipe()

@@ -25,13 +25,19 @@ Show = Callable[[Cell, dict[str, Any]], None]
 def run_study(
     results: StudyResults,
     *,
+    only: str = "",
     processes: int = 1,
     data_dir: Path | None = None,
     show: Show = lambda cell, run: None,
 ) -> StudyResults:
-    """Run every cell that is missing and whose data is there. An interruption loses only the cells that were running."""
-    results.without_data = _without_data(results.missing, data_dir)
-    cells = [cell for cell in results.missing if cell.experiment.data not in results.without_data]
+    """Run every cell that is missing and whose data is there. An interruption loses only the cells that were running.
+
+    Args:
+        only: run those cells alone whose "experiment: recipe, seed" holds this text; the others stay as they are.
+    """
+    wanted = [cell for cell in results.missing if only in cell.title]
+    results.without_data = _without_data(wanted, data_dir)
+    cells = [cell for cell in wanted if cell.experiment.data not in results.without_data]
     for cell, run in _outcomes(cells, processes, data_dir):
         results.add(cell, run)
         show(cell, run)
