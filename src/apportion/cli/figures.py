@@ -49,4 +49,4 @@ def figures(
     for path in (*drawn, *filled):
         typer.echo(path)
     for figure in left_out:
-        print_error_stream(f"{figure.name}: left out, its results are not in {results}: {figure.command}")
+        print_error_stream(f"{figure.name} left out, it needs {figure.command}")

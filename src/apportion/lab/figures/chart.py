@@ -17,7 +17,7 @@ _LINE = 13.0
 """From one line of a name to the next."""
 _NEAR = 4.0
 """Lines that end so close to each other end in one place."""
-_LETTERS = 20
+_LETTERS = 22
 """A name is broken after so many."""
 
 
@@ -59,9 +59,9 @@ def chart(title: str, subtitle: str, panels: Sequence[Panel]) -> str:
     """The picture; a name has the same colour in every panel."""
     names = list(dict.fromkeys(one.name for panel in panels for one in panel.series))
     colours = {name: svg.COLOURS[number % len(svg.COLOURS)] for number, name in enumerate(names)}
-    beside = 18 + max(svg.width_of(line) for name in names for line in textwrap.wrap(name, _LETTERS))
+    beside = 18 + max((svg.width_of(line) for name in names for line in textwrap.wrap(name, _LETTERS)), default=0.0)
     across, down = _LEFT + WIDTH + beside + _GAP, _TOP + HEIGHT + _BOTTOM
-    width = 2 * svg.EDGE + across * min(len(panels), svg.COLUMNS) - _GAP
+    width = svg.card_width(title, across * min(len(panels), svg.COLUMNS) - _GAP)
     parts, top = svg.heading(title, subtitle, width)
     for number, panel in enumerate(panels):
         row, column = divmod(number, svg.COLUMNS)
@@ -71,7 +71,7 @@ def chart(title: str, subtitle: str, panels: Sequence[Panel]) -> str:
 
 
 def spread(wanted: Sequence[float], heights: Sequence[float], least: float, most: float) -> list[float]:
-    """Middles near `wanted` of labels that do not overlap and stay in [least, most], as far as there is room; `wanted` increases.
+    """Middles near `wanted` of labels that do not overlap and stay in [least, most], as far as there is room; their order stays.
 
     From above to below each is pushed under its predecessor, and from below to above back over its successor.
     """
@@ -131,17 +131,17 @@ def _names(
     Lines that end in one place are named from above to below as they came there.
     """
 
-    def height(one: Series) -> tuple[float, float]:
+    def order(one: Series) -> tuple[float, float]:
         heights = [at(*point)[1] for point in one.points]
-        return round(heights[-1] / _NEAR) * _NEAR, sum(heights) / len(heights)
+        return round(heights[-1] / _NEAR), sum(heights) / len(heights)
 
-    named = sorted((one for one in series if not one.quiet), key=height)
+    named = sorted((one for one in series if not one.quiet), key=order)
     broken = [textwrap.wrap(one.name, _LETTERS) for one in named]
-    wanted = [height(one)[0] for one in named]
-    middles = spread(wanted, [_LINE * len(lines) + 2 for lines in broken], top - 6, top + HEIGHT + 6)
+    ends = [at(*one.points[-1]) for one in named]
+    heights = [_LINE * len(lines) + 2 for lines in broken]
+    middles = spread([y for _, y in ends], heights, top - 6, top + HEIGHT + 6)
     parts = []
-    for one, lines, middle in zip(named, broken, middles, strict=True):
-        x, y = at(*one.points[-1])
+    for one, (x, y), lines, middle in zip(named, ends, broken, middles, strict=True):
         parts.append(svg.polyline([(x, y), (right + 2, y), (right + 14, middle)], colours[one.name], width=1))
         first = middle + 4 - _LINE * (len(lines) - 1) / 2
         parts += [svg.text(right + 18, first + _LINE * number, words) for number, words in enumerate(lines)]

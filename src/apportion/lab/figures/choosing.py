@@ -36,10 +36,10 @@ def choosing_table(results: Results) -> str | None:
                 shown(best.test_accuracy, best.test_accuracy_std),
                 ", ".join(plain(cell.recipe) for cell in as_good(best, [cell for _, cell in found])) or "–",
                 f"{best.seconds:,.0f}",
-                study,
+                f"`{study}`",
             ]
         )
-    return markdown_table(HEADINGS, rows) if rows else None
+    return markdown_table(HEADINGS, rows, words=("data, model", "best recipe", "as good", "from")) if rows else None
 
 
 def as_good(best: Cell, cells: Sequence[Cell]) -> list[Cell]:

@@ -54,7 +54,7 @@ def dots(title: str, subtitle: str, across: str, groups: Sequence[Group], *, pri
     names = 22 + max(svg.width_of(row.name) for group in groups for row in group.rows)
     columns = (58.0, 112.0) if printed else (52.0,)
     one = names + WIDTH + columns[-1] + _GAP
-    width = 2 * svg.EDGE + one * min(len(groups), svg.COLUMNS) - _GAP
+    width = svg.card_width(title, one * min(len(groups), svg.COLUMNS) - _GAP)
     parts, top = svg.heading(title, subtitle, width)
     if printed:
         parts += _key(top + 12)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from apportion.lab.figures.chart import Panel, chart
-from apportion.lab.figures.lines import accuracy, against, kept, percent
+from apportion.lab.figures.lines import accuracy, against, kept, percent, runs_for_each_dot
 from apportion.lab.figures.prices import consumption
 from apportion.lab.figures.results import Results, Run
 
@@ -52,7 +52,8 @@ def du_sensitivity(results: Results) -> str | None:
             pairs = [(x, accuracy(cell)) for cell in study.of(experiment) if (x := found.get(cell.recipe)) is not None]
             line = against("du-dynamic", pairs)
             panels += [Panel(experiment, name, "test accuracy, %", (line,))] if line else []
-    return chart("How much dynamic DP-SGD depends on its factors", "MNIST, ε = 0.4.", panels) if panels else None
+    subtitle = f"MNIST, ε = 0.4. {runs_for_each_dot(study)}"
+    return chart("How much dynamic DP-SGD depends on its factors", subtitle, panels) if panels else None
 
 
 def du_bounds(results: Results) -> str | None:

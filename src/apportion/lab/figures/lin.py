@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from apportion.lab.figures.chart import Panel, chart
 from apportion.lab.figures.dots import Group, Row, dots
-from apportion.lab.figures.lines import accuracy, against, kept, over_time, percent
+from apportion.lab.figures.lines import accuracy, against, kept, over_time, percent, runs_for_each_dot
 from apportion.lab.figures.results import Cell, Results, Run
 
 MIDDLE = ("MNIST, ε = 2.93", "Fashion-MNIST, ε = 2.7", "CIFAR-10, ε = 6.78")
@@ -36,11 +36,11 @@ def lin_thresholds(results: Results) -> str | None:
     panels = []
     for experiment in MIDDLE:
         lines = kept(
-            over_time(recipe, runs, lambda entry: entry.threshold)
+            over_time(recipe, runs, lambda entry: entry.threshold, positive=True)
             for recipe, runs in study.runs_of(experiment).items()
             if _comparable(runs[0])
         )
-        if lines:
+        if any(len({y for _, y in line.points}) > 1 for line in lines):  # fixed thresholds alone show nothing
             panels.append(Panel(experiment, "epoch", "clip threshold", lines, frozenset("y")))
     subtitle = (
         "With a threshold for each layer, the root of the sum of squares. AdaClip is left out: it clips gradients that it has "
@@ -57,7 +57,7 @@ def lin_initial(results: Results) -> str | None:
         pairs = []
         for recipe, runs in study.runs_of(experiment).items():
             start = (runs[0].clip or {}).get("start")
-            if isinstance(start, float | int):
+            if isinstance(start, float | int) and start > 0:
                 pairs += [(float(start), accuracy(cell)) for cell in study.of(experiment) if cell.recipe == recipe]
         lines.append(against("lin-decay", pairs))
     panels = [
@@ -65,7 +65,8 @@ def lin_initial(results: Results) -> str | None:
         for experiment, line in zip(study.experiments, lines, strict=True)
         if line is not None
     ]
-    return chart("How much the decay depends on its first threshold", "lin-decay: C₀/√t.", panels) if panels else None
+    subtitle = f"Test accuracy with thresholds C₀/√t. {runs_for_each_dot(study)}"
+    return chart("How much the decay depends on its first threshold", subtitle, panels) if panels else None
 
 
 def lin_table_2(results: Results) -> str | None:

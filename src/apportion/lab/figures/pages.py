@@ -12,13 +12,14 @@ from pathlib import Path
 
 from apportion import validate
 from apportion.errors import InvalidArgument
+from apportion.lab.experiments import find
 from apportion.lab.figures.catalogue import FIGURES
 from apportion.lab.figures.choosing import COMPARISONS, choosing_table
 from apportion.lab.figures.results import Results
 from apportion.lab.figures.tables import study_table
 
 PAGES = ("results.md", "choosing.md")
-_PART = re.compile(r"^<!-- (?P<kind>results|figure|choosing)(?:: (?P<name>\S+))? -->$", flags=re.MULTILINE)
+_PART = re.compile(r"^<!-- (?:(?P<kind>results|figure): (?P<name>\S+)|choosing) -->$", flags=re.MULTILINE)
 _END = "<!-- end -->"
 
 
@@ -33,7 +34,7 @@ def fill_pages(results: Results, folder: Path, figures: Path) -> list[Path]:
             raise InvalidArgument(
                 "pages", str(folder), reason, f"Pass a folder that holds {', '.join(PAGES)}"
             ) from error
-        filled[file] = fill(before, results, os.path.relpath(figures, folder))
+        filled[file] = fill(before, results, Path(os.path.relpath(figures, folder)).as_posix())
     for file, text in filled.items():
         file.write_text(text, encoding="utf-8")
     return list(filled)
@@ -41,26 +42,38 @@ def fill_pages(results: Results, folder: Path, figures: Path) -> list[Path]:
 
 def fill(page: str, results: Results, figures: str) -> str:
     """A page with all its parts made anew; `figures` is the folder of the pictures as the page sees it."""
+    starts = list(_PART.finditer(page))
+    ends = [found.start() for found in re.finditer(re.escape(_END), page)]
+    edges = [edge for start, end in zip(starts, ends, strict=False) for edge in (start.end(), end)]
+    if len(starts) != len(ends) or edges != sorted(edges):
+        raise InvalidArgument(
+            "pages",
+            [start.group() for start in starts],
+            f"{len(ends)} times {_END} stands in the page, and not once after each of these",
+            "Write one where each part ends, and spell the parts `results: NAME`, `figure: NAME` or `choosing`",
+        )
     pieces, position = [], 0
-    for start in _PART.finditer(page):
-        end = page.find(_END, start.end())
-        following = _PART.search(page, start.end())
-        if start.start() < position or end < 0 or (following is not None and following.start() < end):
-            raise InvalidArgument("pages", start.group(), f"no {_END} comes after it", "Write one where the part ends")
-        content = _content(start["kind"], start["name"], results, figures)
-        pieces += [page[position : start.end()], f"\n\n{content}\n\n"]
+    for start, end in zip(starts, ends, strict=True):
+        pieces += [
+            page[position : start.end()],
+            "\n\n",
+            _content(start["kind"], start["name"], results, figures),
+            "\n\n",
+        ]
         position = end
     return "".join([*pieces, page[position:]])
 
 
-def _content(kind: str, name: str | None, results: Results, figures: str) -> str:
-    if kind == "choosing":
-        commands = ", ".join(f"`apportion compare {study}`" for study in COMPARISONS)
-        return choosing_table(results) or f"not run yet: {commands}"
+def _content(kind: str | None, name: str, results: Results, figures: str) -> str:
+    if kind is None:
+        return choosing_table(results) or "not run yet: " + ", ".join(
+            f"`apportion compare {one}`" for one in COMPARISONS
+        )
     if kind == "results":
-        study = results.studies.get(name or "")
-        return f"not run yet: `apportion compare {name}`" if study is None else study_table(study)
-    figure = FIGURES[validate.known("figure", name or "", FIGURES, "a page asks for it")]
+        if name in results.studies:
+            return study_table(results.studies[name])
+        return f"not run yet: `apportion compare {find(name).stem}`"
+    figure = FIGURES[validate.known("figure", name, FIGURES, "a page asks for it")]
     if figure.drawn(results) is None:
         return f"not drawn yet: `{figure.command}`"
     return f"![{figure.shows}]({figures}/{figure.name}.svg)"

@@ -13,7 +13,7 @@ def consumption(title: str, subtitle: str, study: StudyFile, *, logarithmic: boo
     panels = []
     for experiment in study.experiments:
         lines = kept(
-            over_time(recipe, runs, lambda entry: entry.epsilon, by_epoch=False)
+            over_time(recipe, runs, lambda entry: entry.epsilon, by_epoch=False, positive=logarithmic)
             for recipe, runs in study.runs_of(experiment).items()
         )
         if lines:

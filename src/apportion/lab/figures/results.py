@@ -7,11 +7,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from apportion.errors import InvalidArgument
+
+Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12)]
+Text = Annotated[str, AfterValidator(lambda words: "".join(one if one.isprintable() else " " for one in words))]
+"""Letters that no picture and no page may hold, such as control characters, become spaces."""
 
 
 class _Part(BaseModel):
@@ -27,10 +31,10 @@ class Entry(_Part):
     """A step at which a run was looked at."""
 
     step: int
-    clip: FiniteFloat | list[FiniteFloat] | None = None
-    epsilon: FiniteFloat | None = None
-    test_accuracy: FiniteFloat | None = None
-    median_norm: FiniteFloat | None = None
+    clip: Number | list[Number] | None = None
+    epsilon: Number | None = None
+    test_accuracy: Number | None = None
+    median_norm: Number | None = None
 
     @property
     def threshold(self) -> float | None:
@@ -43,58 +47,57 @@ class Entry(_Part):
 class Run(_Part):
     """One recipe, trained with one seed or only priced."""
 
-    experiment: str
-    recipe: str
-    data: str
+    experiment: Text
+    recipe: Text
+    data: Text
     seed: int | None
-    sample_rate: FiniteFloat | None = None
-    epsilon: FiniteFloat | None
-    paper_epsilon: FiniteFloat | None
-    paper_accuracy: FiniteFloat | None
-    test_accuracy: FiniteFloat | None
-    control_of: str | None
+    sample_rate: Number | None = None
+    epsilon: Number | None
+    paper_epsilon: Number | None
+    paper_accuracy: Number | None
+    test_accuracy: Number | None
+    control_of: Text | None
     history: list[Entry]
     clip: dict[str, Any] | None = None
     noise: dict[str, Any] | None = None
-    claims: dict[str, FiniteFloat | None] | None = None
 
 
 class Cell(_Part):
     """Mean and deviation over the seeds of a recipe."""
 
-    experiment: str
-    recipe: str
-    data: str
-    model: str | None
-    target_epsilon: FiniteFloat | None
-    epsilon: FiniteFloat | None
-    paper_epsilon: FiniteFloat | None
-    delta: FiniteFloat | None
-    test_accuracy: FiniteFloat | None
-    test_accuracy_std: FiniteFloat | None
-    paper_accuracy: FiniteFloat | None
-    paper_accuracy_std: FiniteFloat | None
-    difference: FiniteFloat | None
+    experiment: Text
+    recipe: Text
+    data: Text
+    model: Text | None
+    target_epsilon: Number | None
+    epsilon: Number | None
+    paper_epsilon: Number | None
+    delta: Number | None
+    test_accuracy: Number | None
+    test_accuracy_std: Number | None
+    paper_accuracy: Number | None
+    paper_accuracy_std: Number | None
+    difference: Number | None
     met: bool | None
-    control_of: str | None
+    control_of: Text | None
     seeds: list[int | None]
-    seconds: FiniteFloat
+    seconds: Number
 
 
 class NotRun(_Part):
     """A figure of the source without a run of ours."""
 
-    experiment: str
-    recipe: str
-    reason: str
+    experiment: Text
+    recipe: Text
+    reason: Text
 
 
 class StudyFile(_Part):
     """`results/<study>.json`."""
 
-    title: str
-    source: str
-    note: str
+    title: Text
+    source: Text
+    note: Text
     not_run: list[NotRun]
     cells: list[Cell]
     runs: list[Run]
@@ -102,7 +105,8 @@ class StudyFile(_Part):
     @property
     def experiments(self) -> list[str]:
         """Their labels, in order, with those that were not run."""
-        return list(dict.fromkeys(one.experiment for one in (*self.cells, *self.not_run)))
+        labels = [cell.experiment for cell in self.cells] + [entry.experiment for entry in self.not_run]
+        return list(dict.fromkeys(labels))
 
     def of(self, experiment: str) -> list[Cell]:
         return [cell for cell in self.cells if cell.experiment == experiment]
@@ -119,23 +123,23 @@ class StudyFile(_Part):
 class Trial(_Part):
     run: int
     epoch: int
-    threshold: FiniteFloat
-    accuracy: FiniteFloat
+    threshold: Number
+    accuracy: Number
 
 
 class _Rule(_Part):
-    name: str
+    name: Text
 
 
 class _Settings(_Part):
-    data: str
+    data: Text
     rule: _Rule
 
 
 class SearchFile(_Part):
     """`results/search_*.json`: thresholds by epoch, and every candidate that was tried."""
 
-    thresholds: list[FiniteFloat]
+    thresholds: list[Number]
     settings: _Settings
     trace: list[Trial]
 

@@ -39,8 +39,8 @@ class Scale:
         if self.logarithmic:
             decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             for factors in ((1, 2, 5), (1, 3), (1,)):
-                found = [factor * 10.0**decade for decade in decades for factor in factors]
-                found = [tick for tick in found if self.low <= tick <= self.high]
+                found = [float(f"{factor}e{decade}") for decade in decades for factor in factors]
+                found = [tick for tick in found if self.low * (1 - 1e-9) <= tick <= self.high * (1 + 1e-9)]
                 if 2 <= len(found) <= most:
                     return found
             if len(found) >= 2:

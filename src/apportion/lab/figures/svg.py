@@ -10,7 +10,7 @@ INK, QUIET, GRID, CARD = "#1f2933", "#5f6b7a", "#e4e7eb", "#ffffff"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4d", "#8c510a", "#7b3294", "#a6761d")
 """Okabe and Ito's, which people who confuse red and green can tell apart; beyond them, labels tell lines apart."""
 FONT = "Helvetica, Arial, 'Liberation Sans', sans-serif"
-SIZE = 12.0
+SIZE, TITLE = 12.0, 16.0
 EDGE = 18.0
 """Left free around a picture."""
 COLUMNS = 2
@@ -68,11 +68,16 @@ def circle(x: float, y: float, colour: str, note: str, *, radius: float = 3.5, h
     return f"<circle {place} {style}><title>{escape(note)}</title></circle>"
 
 
+def card_width(title: str, content: float) -> float:
+    """Of a card that holds its content and its title."""
+    return 2 * EDGE + max(content, width_of(title, TITLE))
+
+
 def heading(title: str, subtitle: str, width: float) -> tuple[list[str], float]:
     """Title and subtitle at the top of a card, and where what stands below them may begin."""
     lines = textwrap.wrap(subtitle, int((width - 2 * EDGE) / (0.5 * SIZE)))
     words = [text(EDGE, 50 + 16 * row, line, colour=QUIET) for row, line in enumerate(lines)]
-    return [text(EDGE, 30, title, size=16, bold=True), *words], 42.0 + 16 * len(lines)
+    return [text(EDGE, 30, title, size=TITLE, bold=True), *words], 42.0 + 16 * len(lines)
 
 
 def document(title: str, description: str, width: float, height: float, parts: Iterable[str]) -> str:

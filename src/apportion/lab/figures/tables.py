@@ -25,10 +25,10 @@ def study_table(study: StudyFile) -> str:
     return "\n\n".join(blocks) or "no results yet"
 
 
-def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table without the columns that would be empty; the first is aligned to the left."""
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[str]) -> str:
+    """A table without the columns that would be empty; those named in `words` are aligned to the left, numbers to the right."""
     used = [index for index in range(len(headings)) if any(row[index] for row in rows)]
-    lines = [[headings[index] for index in used], ["---" if index == 0 else "---:" for index in used]]
+    lines = [[headings[index] for index in used], ["---" if headings[index] in words else "---:" for index in used]]
     lines += [[row[index] for index in used] for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -74,7 +74,7 @@ def _table(cells: Sequence[Cell]) -> str:
         rows.append(_row(cell))
         rows += [_control(control, cell) for control in cells if control.control_of == name]
     rows += [_control(cell, None) for cell in cells if cell.control_of is not None and cell.control_of not in recipes]
-    return markdown_table(HEADINGS, rows)
+    return markdown_table(HEADINGS, rows, words=HEADINGS[:1])
 
 
 def _row(cell: Cell) -> list[str]:
@@ -85,10 +85,18 @@ def _row(cell: Cell) -> list[str]:
         ours + seeds if ours else "",
         shown(cell.paper_accuracy, cell.paper_accuracy_std),
         "" if cell.difference is None else f"{_signed(cell.difference)} {'✓' if cell.met else '✗'}",
-        "none" if cell.epsilon is None else f"{cell.epsilon:.3f}",
+        _spent(cell),
         "" if cell.paper_epsilon is None else f"{cell.paper_epsilon:g}",
         f"{cell.seconds:,.0f}" if ours else "",
     ]
+
+
+def _spent(cell: Cell) -> str:
+    """ε in bold if it is more than was claimed."""
+    if cell.epsilon is None:
+        return "none"
+    more = cell.paper_epsilon is not None and cell.epsilon > cell.paper_epsilon * (1 + 1e-9)
+    return f"**{cell.epsilon:.3f}**" if more else f"{cell.epsilon:.3f}"
 
 
 def _control(control: Cell, recipe: Cell | None) -> list[str]:
@@ -106,14 +114,17 @@ def _verdict(cells: Sequence[Cell]) -> str:
 
 
 def _not_run(entries: Sequence[NotRun]) -> str:
-    """One line for each reason."""
-    reasons: dict[str, dict[str, list[str]]] = {}
+    """One line for each reason and the recipes that share it, with their experiments."""
+    recipes: dict[tuple[str, str], list[str]] = {}
     for entry in entries:
-        reasons.setdefault(entry.reason, {}).setdefault(entry.experiment, []).append(entry.recipe)
-    lines = []
-    for reason, experiments in reasons.items():
-        where = "; ".join(f"{plain(name)}: {plain(', '.join(recipes))}" for name, recipes in experiments.items())
-        lines.append(f"- {plain(reason.removeprefix('not run: '))} ({where})")
+        recipes.setdefault((entry.reason, entry.experiment), []).append(entry.recipe)
+    experiments: dict[tuple[str, str], list[str]] = {}
+    for (reason, experiment), names in recipes.items():
+        experiments.setdefault((reason, ", ".join(names)), []).append(experiment)
+    lines = [
+        f"- {plain(names)} ({plain('; '.join(where))}): {plain(reason.removeprefix('not run: '))}"
+        for (reason, names), where in experiments.items()
+    ]
     return "\n".join(["Not run:", "", *lines])
 
 
