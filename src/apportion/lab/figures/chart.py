@@ -59,7 +59,7 @@ def chart(title: str, subtitle: str, panels: Sequence[Panel]) -> str:
     """The picture; a name has the same colour in every panel."""
     names = list(dict.fromkeys(one.name for panel in panels for one in panel.series))
     colours = {name: svg.COLOURS[number % len(svg.COLOURS)] for number, name in enumerate(names)}
-    beside = 18 + max((svg.width_of(line) for name in names for line in textwrap.wrap(name, _LETTERS)), default=0.0)
+    beside = 18 + max((svg.width_of(line) for name in names for line in _broken(name)), default=0.0)
     across, down = _LEFT + WIDTH + beside + _GAP, _TOP + HEIGHT + _BOTTOM
     width = svg.card_width(title, across * min(len(panels), svg.COLUMNS) - _GAP)
     parts, top = svg.heading(title, subtitle, width)
@@ -136,7 +136,7 @@ def _names(
         return round(heights[-1] / _NEAR), sum(heights) / len(heights)
 
     named = sorted((one for one in series if not one.quiet), key=order)
-    broken = [textwrap.wrap(one.name, _LETTERS) for one in named]
+    broken = [_broken(one.name) for one in named]
     ends = [at(*one.points[-1]) for one in named]
     heights = [_LINE * len(lines) + 2 for lines in broken]
     middles = spread([y for _, y in ends], heights, top - 6, top + HEIGHT + 6)
@@ -146,6 +146,11 @@ def _names(
         first = middle + 4 - _LINE * (len(lines) - 1) / 2
         parts += [svg.text(right + 18, first + _LINE * number, words) for number, words in enumerate(lines)]
     return parts
+
+
+def _broken(name: str) -> list[str]:
+    """A name in lines; names of recipes are not broken at their hyphens."""
+    return textwrap.wrap(name, _LETTERS, break_on_hyphens=False)
 
 
 def _in_words(panel: Panel) -> str:
