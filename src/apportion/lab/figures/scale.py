@@ -31,7 +31,8 @@ class Scale:
     def share(self, value: float) -> float:
         """0 at the low end, 1 at the high end."""
         if self.logarithmic:
-            return math.log(value / self.low) / math.log(self.high / self.low)
+            low = math.log(self.low)  # differences of logarithms: a quotient may overflow
+            return (math.log(value) - low) / (math.log(self.high) - low)
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, most: int) -> list[float]:
