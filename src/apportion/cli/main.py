@@ -14,6 +14,7 @@ from apportion.cli import audit, data, ledger
 from apportion.cli.account import account
 from apportion.cli.check import check
 from apportion.cli.compare import compare
+from apportion.cli.figures import figures
 from apportion.cli.plan import plan
 from apportion.cli.recipes import recipes
 from apportion.cli.report import report
@@ -36,6 +37,7 @@ app.command()(search)
 app.command()(recipes)
 app.command()(account)
 app.command()(report)
+app.command()(figures)
 app.command()(check)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")

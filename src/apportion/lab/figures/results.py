@@ -1,0 +1,195 @@
+"""Reads a folder of results, and refuses what does not have the form of results before anything is drawn of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from apportion.errors import InvalidArgument
+
+Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12)]
+Text = Annotated[str, AfterValidator(lambda words: "".join(one if one.isprintable() else " " for one in words))]
+"""Letters that no picture and no page may hold, such as control characters, become spaces."""
+
+
+class _Part(BaseModel):
+    """Part of a file: what is not read here is ignored, and nothing is converted."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+
+_Kind = TypeVar("_Kind", bound=_Part)
+
+
+class Entry(_Part):
+    """A step at which a run was looked at."""
+
+    step: int
+    clip: Number | list[Number] | None = None
+    epsilon: Number | None = None
+    test_accuracy: Number | None = None
+    median_norm: Number | None = None
+
+    @property
+    def threshold(self) -> float | None:
+        """√(Σ C_g²): with a threshold for each group, that of all of them together."""
+        if self.clip is None:
+            return None
+        return math.hypot(*self.clip) if isinstance(self.clip, list) else self.clip
+
+
+class Run(_Part):
+    """One recipe, trained with one seed or only priced."""
+
+    experiment: Text
+    recipe: Text
+    data: Text
+    seed: int | None
+    sample_rate: Number | None = None
+    epsilon: Number | None
+    paper_epsilon: Number | None
+    paper_accuracy: Number | None
+    test_accuracy: Number | None
+    control_of: Text | None
+    history: list[Entry]
+    clip: dict[str, Any] | None = None
+    noise: dict[str, Any] | None = None
+
+
+class Cell(_Part):
+    """Mean and deviation over the seeds of a recipe."""
+
+    experiment: Text
+    recipe: Text
+    data: Text
+    model: Text | None
+    target_epsilon: Number | None
+    epsilon: Number | None
+    paper_epsilon: Number | None
+    delta: Number | None
+    test_accuracy: Number | None
+    test_accuracy_std: Number | None
+    paper_accuracy: Number | None
+    paper_accuracy_std: Number | None
+    difference: Number | None
+    met: bool | None
+    control_of: Text | None
+    seeds: list[int | None]
+    seconds: Number
+
+
+class NotRun(_Part):
+    """A figure of the source without a run of ours."""
+
+    experiment: Text
+    recipe: Text
+    reason: Text
+
+
+class StudyFile(_Part):
+    """`results/<study>.json`."""
+
+    title: Text
+    source: Text
+    note: Text
+    not_run: list[NotRun]
+    cells: list[Cell]
+    runs: list[Run]
+
+    @property
+    def experiments(self) -> list[str]:
+        """Their labels, in order, with those that were not run."""
+        labels = [cell.experiment for cell in self.cells] + [entry.experiment for entry in self.not_run]
+        return list(dict.fromkeys(labels))
+
+    def of(self, experiment: str) -> list[Cell]:
+        return [cell for cell in self.cells if cell.experiment == experiment]
+
+    def runs_of(self, experiment: str) -> dict[str, list[Run]]:
+        """The runs of an experiment, by recipe."""
+        found: dict[str, list[Run]] = {}
+        for run in self.runs:
+            if run.experiment == experiment:
+                found.setdefault(run.recipe, []).append(run)
+        return found
+
+
+class Trial(_Part):
+    run: int
+    epoch: int
+    threshold: Number
+    accuracy: Number
+
+
+class _Rule(_Part):
+    name: Text
+
+
+class _Settings(_Part):
+    data: Text
+    rule: _Rule
+
+
+class SearchFile(_Part):
+    """`results/search_*.json`: thresholds by epoch, and every candidate that was tried."""
+
+    thresholds: list[Number]
+    settings: _Settings
+    trace: list[Trial]
+
+    def accuracies(self) -> list[float]:
+        """The best of each epoch of the first run."""
+        epochs = range(1, len(self.thresholds) + 1)
+        tried = [[one.accuracy for one in self.trace if (one.run, one.epoch) == (1, epoch)] for epoch in epochs]
+        return [max(scores) for scores in tried if scores]
+
+
+@dataclass(frozen=True)
+class Results:
+    """All files of a folder, by the stem of their name. `strange` are those that are neither studies nor searches."""
+
+    studies: Mapping[str, StudyFile] = field(default_factory=dict)
+    searches: Mapping[str, SearchFile] = field(default_factory=dict)
+    strange: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, folder: Path) -> Results:
+        """What is in the folder; nothing if there is none."""
+        studies, searches, strange = {}, {}, []
+        for file in sorted(folder.glob("*.json")):
+            content = _content(file)
+            if isinstance(content, dict) and "runs" in content:
+                studies[file.stem] = _checked(StudyFile, content, file)
+            elif isinstance(content, dict) and "trace" in content:
+                searches[file.stem] = _checked(SearchFile, content, file)
+            else:
+                strange.append(file.name)
+        return cls(studies, searches, tuple(strange))
+
+
+def _content(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(file, f"{type(error).__name__}: {error}") from error
+
+
+def _checked(kind: type[_Kind], content: dict[str, Any], file: Path) -> _Kind:
+    try:
+        return kind.model_validate(content)
+    except (ValidationError, RecursionError) as error:
+        first = (
+            error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "it is nested too deeply"}
+        )
+        raise _damaged(file, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def _damaged(file: Path, reason: str) -> InvalidArgument:
+    fix = f"Restore it, or move it away and run `apportion compare {file.stem}`"
+    return InvalidArgument("results", str(file), f"it is no file of results ({reason})", fix)
