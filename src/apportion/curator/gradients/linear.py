@@ -79,8 +79,12 @@ class LinearUse:
         sums = {}
         for own, name in self.names.items():
             if own == "weight":
-                gradients = scaled(weights[name], self._gradients, self._inputs)
-                sums[name] = gradients.flatten(0, 1).T @ self._inputs.flatten(0, 1)
+                inputs, gradients = self._inputs, self._gradients
+                if inputs.numel() < gradients.numel():  # whichever is less work
+                    inputs = scaled(weights[name], inputs, gradients)
+                else:
+                    gradients = scaled(weights[name], gradients, inputs)
+                sums[name] = gradients.flatten(0, 1).T @ inputs.flatten(0, 1)
             else:
                 sums[name] = added(weights[name], self._bias_rows)
         return sums
