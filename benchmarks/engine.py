@@ -56,6 +56,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", type=names, default=list(WORKLOADS), help="some of them, with commas between")
     parser.add_argument("--quick", action="store_true", help="one process, few rounds, required engines only")
+    parser.add_argument("--required", action="store_true", help="required engines only")
     parser.add_argument("--json", action="store_true", help="print lines of JSON")
     parser.add_argument("--processes", type=int, help=f"for each workload; {PROCESSES} if not quick")
     parser.add_argument("--rounds", type=int, help=f"in each process; {ROUNDS} if not quick")
@@ -74,7 +75,7 @@ def measure(name: str, options: argparse.Namespace) -> tuple[bool, bool]:
     from results import append, code, summarise
     from workloads import WORKLOADS
 
-    engines = engines_for(WORKLOADS[name], only_required=options.quick)
+    engines = engines_for(WORKLOADS[name], only_required=options.quick or options.required)
     record: dict[str, Any] = {"workload": name, "code": code(), **surroundings(), "rounds": options.rounds}
     record |= {"processes": [], "peak_mb": {}, "failed": {}}
     for _ in range(options.processes):
