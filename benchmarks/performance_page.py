@@ -119,8 +119,8 @@ For images the layout channels_last is often faster, also without privacy. Here 
 
 ## Targets
 
-Without a word from you the engine takes the layout channels last for images; that is what is compared with the fastest peer. With the layout
-pinned to torch's default the fastest peer takes {pinned} times as long.
+Without a word from you the engine takes the layout channels last for images; that is what is compared with the fastest peer. With the
+layout pinned to torch's default the fastest peer takes {pinned} times as long.
 
 {targets}
 {misses()}
