@@ -59,14 +59,15 @@ def test_lin_uses_relu_for_abadi_and_tanh_elsewhere():
         assert cell.configuration()["activation"] == expected
 
 
-def test_the_middle_budget_of_lin_has_all_eight_methods_and_two_controls():
-    """Transfer joins them once its thresholds were searched."""
-    columns = {"abadi", "papernot", "yu-clip", "adaclip", "andrew", "du-dynamic", "lin-decay"}
+def test_the_middle_budget_of_lin_has_all_eight_methods_and_controls():
+    """Decay and Transfer are in the list of what is missing until their thresholds were searched."""
+    columns = {"abadi", "papernot", "yu-clip", "adaclip", "andrew", "du-dynamic", "lin-decay", "lin-transfer"}
     found = study("lin_table_2", read_file(find("lin_table_2")))
     for one in found.experiments:
         if one.label in ("MNIST, ε = 2.93", "Fashion-MNIST, ε = 2.7"):
-            assert columns <= {choice.shown for choice in one.recipe}
-            assert any(choice.control_of == "lin-decay" for choice in one.recipe)
+            shown = {choice.shown for choice in one.recipe}
+            assert columns <= shown | {later.label for later in one.later}
+            assert "lin-decay" not in shown or any(choice.control_of == "lin-decay" for choice in one.recipe)
             assert len(one.seeds) >= 2
 
 
@@ -104,6 +105,16 @@ def test_a_changed_configuration_is_run_again_and_said(kept):
     changed = StudyResults.open(study("made_up", values), kept).changed
     # the control has the learning rate of the clip that changed; C_t/C_1 stays, but what it is a control of does not
     assert {place[1] for place in changed} == {"lin-decay", "control"}
+
+
+def test_what_another_study_ran_with_the_same_settings_is_taken_over(kept, monkeypatch):
+    monkeypatch.setattr("apportion.lab.study.run.run_cell", lambda *_, **__: pytest.fail("it was run"))
+    values = content(title="Another")
+    values["experiment"][0]["label"] = "the same under another name"
+    (kept.parent / "search.json").write_text('{"runs": 7}')  # of another kind, and of no interest
+    results = run_study(StudyResults.open(study("another", values), kept.with_name("another.json")))
+    assert {run["experiment"] for run in results.content()["runs"]} == {"the same under another name"}
+    assert len(results.runs) == 4
 
 
 def test_an_interrupted_study_goes_on(tmp_path, monkeypatch):

@@ -43,6 +43,7 @@ def compare(
     batch_size: options.BatchSize = None,
     lr: options.LearningRate = None,
     optimizer: options.Optimizer = None,
+    momentum: options.Momentum = None,
     micro_batch: options.MicroBatch = None,
     seed: Annotated[
         list[int] | None,
@@ -105,6 +106,7 @@ def compare(
         batch_size=batch_size,
         lr=lr,
         optimizer=optimizer,
+        momentum=momentum,
         micro_batch=micro_batch,
         seeds=seed or None,
     )

@@ -51,6 +51,7 @@ def search(
     ] = None,
     lr: Annotated[float | None, typer.Option("--lr", help="Learning rate of that run.", show_default="1.0")] = None,
     optimizer: options.Optimizer = None,
+    momentum: options.Momentum = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same search.")] = 0,
     processes: Annotated[
         int | None,
@@ -103,6 +104,7 @@ def search(
             batch_size=batch_size,
             lr=lr,
             optimizer=optimizer,
+            momentum=momentum,
         ),
     )
     file = out or Path("runs") / f"search-{data.replace(':', '-').replace('/', '-')}.json"

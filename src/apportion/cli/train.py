@@ -43,6 +43,7 @@ def train(
     batch_size: options.BatchSize = None,
     lr: options.LearningRate = None,
     optimizer: options.Optimizer = None,
+    momentum: options.Momentum = None,
     micro_batch: options.MicroBatch = None,
     seed: Annotated[
         int | None, typer.Option(help="Makes the run reproducible and NOT private: for tests.", show_default=False)
@@ -92,7 +93,7 @@ def train(
     if resume is not None:
         said = options.given(
             data=data, model=model, activation=activation, set=settings, epsilon=epsilon, delta=delta, unit=unit, population=population,
-            sample_rate=sample_rate, steps=steps, epochs=epochs, batch_size=batch_size, lr=lr, optimizer=optimizer,
+            sample_rate=sample_rate, steps=steps, epochs=epochs, batch_size=batch_size, lr=lr, optimizer=optimizer, momentum=momentum,
             micro_batch=micro_batch, seed=seed, ledger=ledger, out=out, recovery=recovery, spare=spare,
             checkpoint_every=checkpoint_every, recipe=recipes,
         )  # fmt: skip
@@ -142,6 +143,7 @@ def train(
         batch_size=batch_size,
         lr=lr,
         optimizer=optimizer,
+        momentum=momentum,
         micro_batch=micro_batch,
         seeds=None if seed is None else [seed],
     )

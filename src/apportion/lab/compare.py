@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from apportion.curator.curator import Execution
 from apportion.errors import InvalidArgument
 from apportion.lab.baseline import train_without_privacy
+from apportion.lab.momentum import with_momentum
 from apportion.lab.planning import plan_by_limit_theorem
 from apportion.lab.resolve import Subject, resolve
 from apportion.lab.settings import Experiment, RecipeChoice
@@ -104,7 +104,7 @@ def run_recipe(
     recipe, sampling = choice.recipe(), experiment.sampling()
     lr, optimizer = choice.lr or experiment.lr, choice.optimizer or experiment.optimizer
     momentum = experiment.momentum if choice.momentum is None else choice.momentum
-    factory = partial(torch.optim.SGD, momentum=momentum) if momentum else optimizer
+    factory = with_momentum(optimizer, momentum)
     torch.manual_seed(seed or 0)  # the initial weights are public; noise never comes from this generator
     activation = choice.activation or experiment.activation
     model = subject.build(activation)

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from apportion import validate
 from apportion.budget import Budget, Record
 from apportion.errors import InvalidArgument
+from apportion.lab.momentum import require_sgd
 from apportion.strategies.clip.schedule import ClipSchedule
 from apportion.strategies.recipes import ROLES, Recipe, named
 from apportion.training.sampling import Sampling
@@ -168,13 +169,8 @@ class Experiment(_Strict):
                 if (other := getattr(choice, field)) is not None:
                     validate.known(f"{choice.shown}.{field}", other, shown, "no recipe of this experiment is called so")
             self.followed(choice)
-            if (choice.momentum or self.momentum) and (choice.optimizer or self.optimizer) != "sgd":
-                raise InvalidArgument(
-                    "momentum",
-                    choice.momentum or self.momentum,
-                    f"it belongs to the optimiser sgd, and {choice.shown} uses {choice.optimizer or self.optimizer}",
-                    'Leave it out, or use optimizer = "sgd"',
-                )
+            momentum = self.momentum if choice.momentum is None else choice.momentum
+            require_sgd(choice.optimizer or self.optimizer, momentum)
 
     def followed(self, choice: RecipeChoice) -> ClipSchedule | None:
         """The clip that the learning rate of `choice` follows; it must be known in advance."""

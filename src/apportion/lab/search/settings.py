@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from apportion import validate
+from apportion.lab.momentum import require_sgd
 from apportion.lab.search.rules import Greedy, Rule
 from apportion.training.optimizers import NAMED
 
@@ -20,7 +21,7 @@ class SearchSettings:
         public: a person declares that anything about this data may be published. Published benchmarks need no such word, nor does data
             that a person's own function returns as `Public`.
         noise_multiplier: z of the private run that the thresholds are for (`apportion plan` tells it).
-        batch_size, lr, optimizer: as in that run.
+        batch_size, lr, optimizer, momentum: as in that run.
         epochs: E: how many thresholds to find.
         runs: how many times the first epoch is searched, with fresh weights and noise. The mean of the results is C₀ of the decay. The
             first run alone goes on to the later epochs.
@@ -36,6 +37,7 @@ class SearchSettings:
     batch_size: int = 1024
     lr: float = 1.0
     optimizer: str = "sgd"
+    momentum: float = 0.0
     epochs: int = 1
     runs: int = 5
     rule: Rule = field(default_factory=Greedy)
@@ -53,6 +55,7 @@ class SearchSettings:
             seed=validate.whole("seed", self.seed, "it names a reproducible search", "Use seed=0", least=0),
         )
         validate.known("optimizer", self.optimizer, NAMED)
+        require_sgd(self.optimizer, self.momentum)
 
     def describe(self) -> dict[str, Any]:
         """The settings as data."""

@@ -18,6 +18,7 @@ from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.errors import InvalidArgument
 from apportion.lab.data import KNOWN
+from apportion.lab.momentum import with_momentum
 from apportion.lab.resolve import resolve
 from apportion.lab.search.candidates import Outcome
 from apportion.lab.search.settings import SearchSettings
@@ -95,7 +96,8 @@ class PublicTrainer:
             return Outcome(_packed(model, optimizer), accuracy(model, self._test))
 
     def _optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return build_optimizer(model, self._settings.optimizer, self._settings.lr)
+        factory = with_momentum(self._settings.optimizer, self._settings.momentum)
+        return build_optimizer(model, factory, self._settings.lr)
 
 
 def open_trainer(settings: SearchSettings, data_dir: Path | None = None) -> PublicTrainer:

@@ -34,19 +34,17 @@ class StudyResults:
 
     @classmethod
     def open(cls, study: Study, path: Path) -> StudyResults:
-        """What the file holds and the study still asks for; nothing if there is no file."""
+        """What the file holds and the study still asks for, and what other studies beside it ran with the same settings."""
         results = cls(study, path)
-        if not path.exists():
-            return results
-        try:
-            kept = {_place(run): run for run in json.loads(path.read_text(encoding="utf-8"))["runs"]}
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            reason = f"it is no file of results ({type(error).__name__}: {error})"
-            raise InvalidArgument("out", str(path), reason, "Move it away, or choose another folder") from error
+        kept = {_place(run): run for run in _runs(path)} if path.exists() else {}
+        others = {run["key"]: run for other in sorted(path.parent.glob("*.json")) for run in _runs_of_another(other)}
         for cell in study.cells:
-            run = kept.get(cell.place)
-            if run is not None and run.get("key") == cell.key:
+            run, key = kept.get(cell.place), cell.key
+            if run is not None and run.get("key") == key:
                 results.runs[cell.place] = run
+            elif key in others:
+                experiment, recipe, _ = cell.place
+                results.runs[cell.place] = {**others[key], "experiment": experiment, "recipe": recipe}
             elif run is not None:
                 results.changed.append(cell.place)
         return results
@@ -108,6 +106,23 @@ class StudyResults:
 
 def _place(run: dict[str, Any]) -> tuple[str, str, int | None]:
     return run["experiment"], run["recipe"], run["seed"]
+
+
+def _runs(path: Path) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["runs"]
+        return [run for run in found if _place(run)]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = f"it is no file of results ({type(error).__name__}: {error})"
+        raise InvalidArgument("out", str(path), reason, "Move it away, or choose another folder") from error
+
+
+def _runs_of_another(path: Path) -> list[dict[str, Any]]:
+    """Nothing from a file of another kind: whatever it is, it is not this study's."""
+    try:
+        return [run for run in _runs(path) if isinstance(run.get("key"), str)]
+    except InvalidArgument:
+        return []
 
 
 def _fraction(percent: float | None) -> float | None:
