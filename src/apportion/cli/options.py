@@ -46,9 +46,7 @@ BatchSize = Annotated[
     int | None, typer.Option(help="Instead of --sample-rate: expected batch size.", show_default=False)
 ]
 LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate.", show_default=False)]
-Optimizer = Annotated[
-    str | None, typer.Option(help="sgd, momentum (0.9), adam, adamw or rmsprop.", show_default="sgd")
-]
+Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum (0.9), adam, adamw or rmsprop.", show_default="sgd")]
 Momentum = Annotated[float | None, typer.Option(help="Of the optimiser sgd.", show_default="0")]
 MicroBatch = Annotated[
     int | None, typer.Option(help="Records held in memory at a time; changes no result.", show_default=False)

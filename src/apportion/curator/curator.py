@@ -56,8 +56,6 @@ class Draws(Protocol):
 LARGEST = 1280
 """Records in a micro-batch, however many are asked for. Their float32 sum rounds what one of them adds, by an amount that grows with their
 number: at 1280 by about half of the headroom, at 4096 by more than all of it. The sums of micro-batches are added in float64."""
-PART = 1 << 18
-"""Numbers that get their noise at one time: 2 MiB of float64."""
 USUAL = 512
 """About so many records are in a micro-batch if nobody says: fewer cost time for each of them, more stay in no cache."""
 
@@ -153,8 +151,8 @@ class Draw:
                 raise ArithmeticError("a product overflowed")  # nothing was added yet
             for key, part in sums.items():
                 earlier = self._sums.get(key)
-                # the sums of two micro-batches are added in float64; one alone stays as it is, which saves memory
-                self._sums[key] = part if earlier is None else earlier.to(torch.float64).add_(part)
+                # float64 from the first piece on: the type of a sum must not tell whether the batch was empty
+                self._sums[key] = part.to(torch.float64) if earlier is None else earlier.add_(part)
 
     def release(self) -> Released:
         """(Σ clipped + N(0, s²)) / expected batch size, once. After this the batch is gone."""
@@ -165,7 +163,10 @@ class Draw:
         for release in self.request.sums:
             deviation = self.request.standard_deviation(release)
             for name in group_names(release, list(self._trained)):
-                gradient[name] = self._answer(release, name, deviation)
+                parameter = self._trained[name]
+                answer = self._mechanism(self._sum(name, parameter), deviation, self._streams.noise) / size
+                restored = answer if release.frame is None else release.frame.restored(name, answer)
+                gradient[name] = restored.to(parameter.dtype)
         number = torch.zeros(())
         statistics = [
             self._mechanism(
@@ -175,19 +176,6 @@ class Draw:
         ]
         self._sums.clear()
         return Released(self.request, gradient, tuple(float(value) / size for value in statistics))
-
-    def _answer(self, release: ClippedSum, name: str, deviation: float) -> Tensor:
-        """The noisy sum of one parameter over the expected batch size. A large one is made in parts, whose noise stays in the cache."""
-        parameter, size = self._trained[name], self.request.expected_batch_size
-        exact = self._sum(name, parameter)
-        self._sums.pop(name, None)  # it is needed no more, and may be large
-        if release.frame is not None:
-            noisy = self._mechanism(exact, deviation, self._streams.noise) / size
-            return release.frame.restored(name, noisy).to(parameter.dtype)
-        answer = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        for part, place in zip(exact.flatten().split(PART), answer.view(-1).split(PART), strict=True):
-            place.copy_(self._mechanism(part, deviation, self._streams.noise) / size)
-        return answer
 
     def _sum(self, key: str | Statistic, like: Tensor) -> Tensor:
         """What was added up; zeros if the batch was empty."""
