@@ -90,7 +90,7 @@ def page(records: list[dict], summaries: list[Summary]) -> str:
 
 <!-- Written by `python benchmarks/engine.py --write`; edit benchmarks/performance_page.py instead. -->
 
-What does privacy cost in time and memory? Everything below was measured with `make bench` on a {measured("processor")} with two threads
+What does privacy cost in time and memory? Everything below was measured with `make bench` on two threads of {measured("processor")}
 (torch {measured("torch")}, Opacus {measured("opacus")}, {measured("date")}; source {measured("code")}). Ratios carry over to other
 machines better than milliseconds, but not exactly.
 
