@@ -43,7 +43,7 @@ def test_a_price_beyond_its_claim_is_bold(results):
 
 def test_what_was_not_run_is_listed_once_for_each_reason(results):
     table = study_table(results.studies["lin_table_2"])
-    assert table.count("only the middle budget was run with all methods") == 1
+    assert table.count("only the middle budget is run with all methods") == 1
     assert "MNIST, ε = 1.2; MNIST, ε = 4.5; Fashion-MNIST, ε = 1.5" in table
 
 
