@@ -169,3 +169,10 @@ def test_a_refused_run_leaves_no_folder_that_was_not_there(records, budget, tmp_
                 out=folder,
             )
     assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
+
+
+def test_a_listener_is_told_of_every_step_and_of_released_values_only(records, budget):
+    told = []
+    options = {"budget": budget, "population": 40, "sample_rate": 0.25, "steps": 3, "lr": 0.5}
+    run = ap.train(nn.Linear(4, 2), cross_entropy, records, on_step=told.append, **options)
+    assert told == list(run.history)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from apportion.lab.momentum import with_momentum
 from apportion.lab.resolve import resolve
 from apportion.lab.search.candidates import Outcome
 from apportion.lab.search.settings import SearchSettings
+from apportion.lab.threads import one_thread
 from apportion.strategies.clip import Fixed
 from apportion.strategies.noise import Constant
 from apportion.training.evaluation import accuracy, require_public
@@ -58,19 +58,19 @@ class PublicTrainer:
                 f"an epoch would cost more than ε = {UNLIMITED:g}, which is no privacy at all",
                 "Use the multiplier of the private run",
             )
-        with _one_thread(), torch.random.fork_rng(devices=[]):
+        with one_thread(), torch.random.fork_rng(devices=[]):
             model = build()
             self._mode = require_trainable(model, cross_entropy, self._records)
             accuracy(model, test)  # whatever is wrong with it is wrong before the first epoch
 
     def initial(self, seed: int) -> bytes:
-        with _one_thread(), torch.random.fork_rng(devices=[]):
+        with one_thread(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self._build()
         return _packed(model, self._optimizer(model))
 
     def train_epoch(self, state: bytes, threshold: float, seed: int) -> Outcome:
-        with _one_thread(), torch.random.fork_rng(devices=[]):
+        with one_thread(), torch.random.fork_rng(devices=[]):
             model = self._build()
             optimizer = self._optimizer(model)
             before = unpack(state)
@@ -129,14 +129,3 @@ def require_searchable(name: str, data: object) -> Public:
 
 def _packed(model: nn.Module, optimizer: torch.optim.Optimizer) -> bytes:
     return pack({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums are added up in an order that depends on the number of threads; results must not."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

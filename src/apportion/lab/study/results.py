@@ -81,9 +81,11 @@ class StudyResults:
 
     def not_run(self) -> list[dict[str, Any]]:
         """Every figure of the source that has no run beside it, with the reason."""
-        found = {}
+        found, begun = {}, {place[:2] for place in self.runs}
         for cell in self.missing:
             experiment, recipe, _ = cell.place
+            if (experiment, recipe) in begun:  # with another seed
+                continue
             reason = self.without_data.get(cell.experiment.data, "not run yet")
             found[experiment, recipe] = {"paper_accuracy": _fraction(cell.choice.paper), "reason": reason}
         for one in self.study.experiments:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import subprocess
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from apportion.lab.compare import run_recipe
 from apportion.lab.planning import plan_recipe
 from apportion.lab.resolve import resolve
 from apportion.lab.study.cell import Cell
 from apportion.lab.study.norms import median_norms
+from apportion.lab.threads import one_thread
 from apportion.training.versions import package_versions
 
 _KEPT = ("epsilon", "test_accuracy", "median_norm")
@@ -26,7 +23,7 @@ _KEPT = ("epsilon", "test_accuracy", "median_norm")
 def run_cell(cell: Cell, data_dir: Path | None = None) -> dict[str, Any]:
     """The outcome as data: settings, ε, accuracy, history where it was looked at, and what it was computed with."""
     experiment = cell.experiment
-    with _one_thread(), warnings.catch_warnings():
+    with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # δ = 1/N is what the papers use
         if experiment.kind == "price":
             run = _priced(cell)
@@ -66,16 +63,6 @@ def _priced(cell: Cell) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - started, 3),
         "history": history,
     }
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @cache
