@@ -63,10 +63,6 @@ class Frame:
     centre: Mapping[str, Tensor]
     scale: Mapping[str, Tensor]
 
-    def standardised(self, name: str, gradient: Tensor) -> Tensor:
-        """(g − m)/b, for gradients in rows or alone."""
-        return (gradient - self.centre[name]) / self.scale[name]
-
     def restored(self, name: str, value: Tensor) -> Tensor:
         """b·w̃ + m."""
         return self.scale[name] * value + self.centre[name]

@@ -154,7 +154,7 @@ def test_a_run_that_is_not_charged_or_noised_is_found(monkeypatch):
     from apportion.curator import mechanisms
 
     real = mechanisms.gaussian
-    monkeypatch.setattr(mechanisms, "gaussian", lambda total, deviation, noise: real(total, 0.5 * deviation, noise))
+    monkeypatch.setattr(mechanisms, "gaussian", lambda total, deviation, *rest: real(total, 0.5 * deviation, *rest))
     problems = {one.name for one in check_strategy(ap.clip.Fixed(0.1)).checks if one.problem}
     assert "neighbours look the same" in problems
 

@@ -292,7 +292,7 @@ def realised_batch_size(monkeypatch):
 def skipped_empty_batch(original):
     def release(self):
         if all(not part.any() for part in self._sums.values()):
-            self._mechanism = lambda exact_sum, deviation, stream: exact_sum
+            self._mechanism = lambda exact_sum, deviation, stream, divisor: exact_sum / divisor
         return original(self)
 
     return release
@@ -311,7 +311,7 @@ def noise_on_every_micro_batch(original):
     def add(self, gradients):
         original(self, gradients)
         for name in self._sums:
-            self._sums[name] = self._mechanism(self._sums[name], 1.0, self._streams.noise)
+            self._sums[name] = self._mechanism(self._sums[name], 1.0, self._streams.noise, 1.0)
 
     return add
 
@@ -396,7 +396,7 @@ BROKEN = {
     "half the noise asked for": (scaled_noise(0.5), "multiplier"),
     "5 % less noise asked for": (scaled_noise(0.95), "multiplier"),
     "half the noise added": (
-        patched(mechanisms, "gaussian", lambda original: lambda total, s, stream: original(total, s / 2, stream)),
+        patched(mechanisms, "gaussian", lambda original: lambda total, s, *rest: original(total, s / 2, *rest)),
         "noise",
     ),
     "noise of one seed": (patched(Draw, "release", noise_from_one_seed), "noise"),

@@ -265,6 +265,6 @@ def test_inside_what_is_computed_stays_sealed():
 def test_only_noise_opens_a_seal():
     total = seal(torch.zeros(1000, dtype=torch.float64))
     with inside():
-        noisy = sealed.declassifying_gaussian(total, 2.0, Randomness.seeded(0).next_draw().noise)
+        noisy = sealed.declassifying_gaussian(total, 2.0, Randomness.seeded(0).next_draw().noise, 1.0)
     assert type(noisy) is torch.Tensor
     assert 1.8 < float(noisy.std()) < 2.2

@@ -72,7 +72,7 @@ def noise_times(factor):
     def broken(monkeypatch):
         real = mechanisms.gaussian
         monkeypatch.setattr(
-            mechanisms, "gaussian", lambda total, deviation, noise: real(total, factor * deviation, noise)
+            mechanisms, "gaussian", lambda total, deviation, *rest: real(total, factor * deviation, *rest)
         )
 
     return broken

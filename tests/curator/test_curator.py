@@ -86,7 +86,7 @@ def test_noise_has_the_standard_deviation_that_was_paid_for(books, threshold, mu
 @pytest.mark.parametrize("factor", [0.5, 0.95, 1.05])
 def test_a_mechanism_with_the_wrong_noise_is_caught(books, monkeypatch, factor):
     right = mechanisms.gaussian
-    monkeypatch.setattr(mechanisms, "gaussian", lambda total, deviation, noise: right(total, factor * deviation, noise))
+    monkeypatch.setattr(mechanisms, "gaussian", lambda total, deviation, *rest: right(total, factor * deviation, *rest))
     assert not accepts(empty_step_noise(books, 1.0, 1.0), 1.0)
 
 
@@ -125,6 +125,31 @@ def test_noise_is_added_once_however_many_micro_batches(books, model, records, m
     monkeypatch.setattr(mechanisms, "gaussian", lambda *a: calls.append(a) or right(*a))
     answer(model, records, books, request(), micro_batch=3)
     assert len(calls) == len(NAMES)
+
+
+class OneSumForAll:
+    """Gradients of an engine that hands out one tensor for all parameters, as it may for the two biases of a recurrent layer."""
+
+    def __init__(self, names):
+        self.names = names
+
+    def __len__(self):
+        return 2
+
+    def squared_norms(self):
+        return dict.fromkeys(self.names, torch.ones(2, dtype=torch.float64))
+
+    def weighted_sums(self, weights):
+        return dict.fromkeys(self.names, torch.full((3,), 5.0))
+
+
+def test_sums_that_share_their_memory_are_noised_apart(books):
+    model = nn.ParameterDict({name: nn.Parameter(torch.zeros(3)) for name in "abcd"})
+    draw = curator(model, (torch.zeros(4, 1), torch.zeros(4)), books).open(request(multiplier=1e-3, size=2.0))
+    draw.add(OneSumForAll("abcd"))
+    values = torch.cat(list(draw.release().gradient.values()))
+    assert values.tolist() == pytest.approx([2.5] * 12, abs=0.01)
+    assert len(values.unique()) == 12
 
 
 def test_every_parameter_and_step_has_its_own_noise(books, model, records):

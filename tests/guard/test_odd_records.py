@@ -29,8 +29,8 @@ class Items(torch.utils.data.Dataset):
         return self.items[index]
 
 
-def exact(total, deviation, noise):
-    return total.clone()
+def exact(total, deviation, noise, divisor):
+    return total / divisor
 
 
 def answer(model, data, books, loss=cross_entropy, *, mode="one-pass", releases=None, micro_batch=64):

@@ -58,11 +58,11 @@ def watched_run(model, records, monkeypatch):
     def run(name):
         calls, original = [], mechanisms.gaussian
 
-        def gaussian(exact, deviation, stream):
-            exact = exact.clone()
-            noisy = original(exact, deviation, stream)
-            calls.append((exact, deviation, noisy.clone()))
-            return noisy
+        def gaussian(exact, deviation, stream, divisor):
+            before = exact.double().clone()
+            answer = original(exact.double(), deviation, stream, divisor)
+            calls.append((before, deviation, answer * divisor))
+            return answer
 
         monkeypatch.setattr(mechanisms, "gaussian", gaussian)
         chosen, multipliers = resolve_roles(*PAIRS[name])

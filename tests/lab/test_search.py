@@ -359,9 +359,9 @@ def test_threads_weights_and_generator_are_as_before(momentum_trainer):
 def test_the_noise_is_that_of_the_mechanism(momentum_trainer, monkeypatch):
     deviations = []
 
-    def recorded(exact_sum, standard_deviation, noise):
+    def recorded(exact_sum, standard_deviation, *rest):
         deviations.append(standard_deviation)
-        return gaussian(exact_sum, standard_deviation, noise)
+        return gaussian(exact_sum, standard_deviation, *rest)
 
     gaussian = mechanisms.gaussian
     monkeypatch.setattr(mechanisms, "gaussian", recorded)

@@ -55,9 +55,9 @@ def life(folder, mode, resume, point, countdown, steps, spare, out_of=None):
     _Death.point, _Death.countdown = point, countdown
     gaussian, replace, note = mechanisms.gaussian, os.replace, exact.DrawBook.note
 
-    def watched(exact_sum, deviation, stream):
+    def watched(*arguments):
         _Death.passes("charged")
-        noisy = gaussian(exact_sum, deviation, stream)
+        noisy = gaussian(*arguments)
         _Death.passes("noised")
         return noisy
 

@@ -395,7 +395,7 @@ def test_a_threshold_changed_inside_a_logical_batch_waits_for_the_next_one(model
     deviations, clips = [], []
     noise, sums = mechanisms.gaussian, curator_module.clipped_sums
     monkeypatch.setattr(
-        mechanisms, "gaussian", lambda t, deviation, n: deviations.append(deviation) or noise(t, deviation, n)
+        mechanisms, "gaussian", lambda t, deviation, *rest: deviations.append(deviation) or noise(t, deviation, *rest)
     )
     monkeypatch.setattr(
         curator_module, "clipped_sums", lambda r, releases: clips.append(releases[0].threshold) or sums(r, releases)

@@ -432,10 +432,10 @@ def test_exact_gives_another_question_another_stream(tmp_path, dies, monkeypatch
     older_checkpoint(folder, dies, spare=5, mode="exact")
     noises = []
 
-    def listen(exact_sum, deviation, stream, right=mechanisms.gaussian):
-        noisy = right(exact_sum, deviation, stream)
-        noises.append(noisy - exact_sum)
-        return noisy
+    def listen(exact_sum, deviation, stream, divisor, right=mechanisms.gaussian):
+        exact, answer = exact_sum.double().clone(), right(exact_sum, deviation, stream, divisor)
+        noises.append(answer * divisor - exact)
+        return answer
 
     monkeypatch.setattr(mechanisms, "gaussian", listen)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
@@ -461,10 +461,10 @@ def test_coins_and_noise_are_independent_of_those_before_the_crash(tmp_path, die
     """30,000 normals and 400 coins a step: correlations of 0.03 would show, and nothing is ever equal."""
     noises, draws = [], []
 
-    def listen(exact_sum, deviation, stream, right=mechanisms.gaussian):
-        noisy = right(exact_sum, deviation, stream)
-        noises.append(((noisy - exact_sum) / deviation).flatten())
-        return noisy
+    def listen(exact_sum, deviation, stream, divisor, right=mechanisms.gaussian):
+        exact, answer = exact_sum.double().clone(), right(exact_sum, deviation, stream, divisor)
+        noises.append(((answer * divisor - exact) / deviation).flatten())
+        return answer
 
     def watch(records, rate, coins, right=poisson_draw):
         members = right(records, rate, coins)
@@ -509,10 +509,10 @@ def test_a_copy_of_the_folder_cannot_ask_the_draw_in_flight_about_other_records(
     """Charged but not handed out; then resumed twice. The noise of the lost draw must meet neither of the two again."""
     folder, noises = tmp_path / "run", []
 
-    def listen(exact_sum, deviation, stream, right=mechanisms.gaussian):
-        noisy = right(exact_sum, deviation, stream)
-        noises.append((noisy - exact_sum).flatten()[0].item())
-        return noisy
+    def listen(exact_sum, deviation, stream, divisor, right=mechanisms.gaussian):
+        exact, answer = exact_sum.double().clone(), right(exact_sum, deviation, stream, divisor)
+        noises.append((answer * divisor - exact).flatten()[0].item())
+        return answer
 
     monkeypatch.setattr(mechanisms, "gaussian", listen)
 

@@ -82,7 +82,7 @@ def test_a_decaying_clip_moves_threshold_and_noise_together(model, records, budg
     deviations = []
     right = mechanisms.gaussian
     monkeypatch.setattr(
-        mechanisms, "gaussian", lambda t, deviation, n: deviations.append(deviation) or right(t, deviation, n)
+        mechanisms, "gaussian", lambda t, deviation, *rest: deviations.append(deviation) or right(t, deviation, *rest)
     )
     run = train(model, records, budget, clip=ap.clip.Decay(start=0.8), sample_rate=1.0)
     per_step = deviations[::4]

@@ -86,12 +86,11 @@ def _inspect_answer(
     for place, ((release, name), call) in enumerate(zip(groups, step.calls, strict=True)):
         j = order.index(id(release))
         quotients[j] = max(quotients.get(j, 0.0), _quotient(release.sensitivity, call.standard_deviation))
-        answer = call.noisy / declared.expected_batch_size
         if name:
-            right = torch.equal(_restored(release, name, answer, released.gradient[name]), released.gradient[name])
+            right = torch.equal(_restored(release, name, call.answer, released.gradient[name]), released.gradient[name])
         else:
-            right = float(answer) == released.statistics[place - len(names)]
-        if not right:
+            right = float(call.answer) == released.statistics[place - len(names)]
+        if not right or call.divisor != declared.expected_batch_size:
             text = f"{name or release} is not the noisy sum divided by the declared {declared.expected_batch_size:g}"
             yield Finding(neighbour, "release", text, number, j)
     joint = math.sqrt(math.fsum(quotient**2 for quotient in quotients.values()))
@@ -108,7 +107,9 @@ def _restored(release: Release, name: str, answer: torch.Tensor, like: torch.Ten
 def inspect_noise(run: Recorder, neighbour: str) -> Iterator[Finding]:
     """Whether the noise that was really added has the declared size: Σ((noisy − exact)/s)² against χ²."""
     residuals = [
-        ((call.noisy - call.exact_sum) / call.standard_deviation).flatten() for step in run.steps for call in step.calls
+        ((call.answer * call.divisor - call.exact_sum) / call.standard_deviation).flatten()
+        for step in run.steps
+        for call in step.calls
     ]
     normals = torch.cat([torch.zeros(0, dtype=torch.float64), *residuals])
     if not len(normals):

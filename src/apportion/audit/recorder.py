@@ -24,11 +24,12 @@ LONE_STEP = 2
 
 @dataclass(frozen=True, eq=False)
 class NoiseCall:
-    """One call of the mechanism: what it was given and what it answered."""
+    """One call of the mechanism: what it was given and what it answered, both in float64."""
 
     exact_sum: Tensor
     standard_deviation: float
-    noisy: Tensor
+    divisor: float
+    answer: Tensor
     own_stream: bool
 
 
@@ -107,25 +108,26 @@ class Recorder:
         if self.steps:
             self.steps[-1].read.update(indices.tolist())
 
-    def mechanism(self, exact_sum: Tensor, standard_deviation: float, noise: Stream) -> Tensor:
+    def mechanism(self, exact_sum: Tensor, standard_deviation: float, noise: Stream, divisor: float) -> Tensor:
         """Real noise, or the answer that was kept for this call."""
-        step = self.steps[-1]
+        step, exact = self.steps[-1], exact_sum.double().clone()
         if self._kept is None:
-            noisy = mechanisms.gaussian(exact_sum, standard_deviation, noise)
+            answer = mechanisms.gaussian(exact_sum, standard_deviation, noise, divisor)
         else:
-            noisy = self._kept_answer(exact_sum)
-        step.calls.append(NoiseCall(exact_sum.clone(), standard_deviation, noisy.clone(), noise is step.noise))
-        return noisy
+            answer = self._kept_answer(exact_sum)
+        own_stream = noise is step.noise
+        step.calls.append(NoiseCall(exact, standard_deviation, divisor, answer.double().clone(), own_stream))
+        return answer
 
     def _kept_answer(self, exact_sum: Tensor) -> Tensor:
         assert self._kept is not None
         number, call = len(self.steps) - 1, len(self.steps[-1].calls)
         kept = self._kept.steps[number].calls if number < len(self._kept.steps) else []
-        if call >= len(kept) or kept[call].noisy.shape != exact_sum.shape:
+        if call >= len(kept) or kept[call].answer.shape != exact_sum.shape:
             raise Diverged(
                 f"noise call {call + 1} of step {number + 1}, of shape {tuple(exact_sum.shape)}, is a new one"
             )
-        return kept[call].noisy.clone()
+        return kept[call].answer.clone()
 
     def _events(self) -> tuple[Event, ...]:
         assert self.session is not None

@@ -112,9 +112,9 @@ def unseal(tree: Any) -> Any:
         return map_tensors(lambda tensor: tensor.as_subclass(Tensor), tree)
 
 
-def declassifying_gaussian(exact_sum: Tensor, standard_deviation: float, noise: Stream) -> Tensor:
+def declassifying_gaussian(exact_sum: Tensor, standard_deviation: float, noise: Stream, divisor: float) -> Tensor:
     """The one way out: noise makes an ordinary tensor of a sealed sum."""
-    return mechanisms.gaussian(unseal(exact_sum), standard_deviation, noise)
+    return mechanisms.gaussian(unseal(exact_sum), standard_deviation, noise, divisor)
 
 
 class SealedGradients(ReferenceGradients):

@@ -38,7 +38,7 @@ from apportion.curator.sampling import poisson_draw
 from apportion.curator.sizes import bytes_of
 from apportion.curator.tree import batch_size, map_tensors
 from apportion.errors import InvalidArgument, WrongOrder
-from apportion.request import Event, Released, Request, Statistic
+from apportion.request import Event, Release, Released, Request, Statistic
 
 
 class Charges(Protocol):
@@ -149,38 +149,47 @@ class Draw:
             # a sum is finite only if all its terms are, and is much faster than to look at each
             if not all(bool(part.sum().isfinite()) for part in sums.values()):
                 raise ArithmeticError("a product overflowed")  # nothing was added yet
-            for key, part in sums.items():
-                earlier = self._sums.get(key)
-                # float64 from the first piece on: the type of a sum must not tell whether the batch was empty
-                self._sums[key] = part.to(torch.float64) if earlier is None else earlier.add_(part)
+            taken = set()
+            for key in list(sums):
+                part, earlier = sums.pop(key), self._sums.get(key)  # freed one by one: all are as large as the model
+                if earlier is not None:
+                    self._sums[key] = earlier.to(torch.float64).add_(part)
+                    continue
+                # noise is written over a sum, so no two may share their memory, as those of two biases of one layer can
+                place = part.untyped_storage().data_ptr()
+                self._sums[key] = part.clone() if place in taken else part
+                taken.add(place)
 
     def release(self) -> Released:
         """(Σ clipped + N(0, s²)) / expected batch size, once. After this the batch is gone."""
         if self._released:
             raise WrongOrder("this draw was released already: one request has one answer")
         self._released = True
-        gradient, size = {}, self.request.expected_batch_size
+        gradient = {}
         for release in self.request.sums:
-            deviation = self.request.standard_deviation(release)
             for name in group_names(release, list(self._trained)):
                 parameter = self._trained[name]
-                answer = self._mechanism(self._sum(name, parameter), deviation, self._streams.noise) / size
+                exact = self._sum(name, parameter)
+                if release.frame is not None or exact.dtype != parameter.dtype:
+                    exact = exact.to(
+                        torch.float64
+                    )  # the answer is rounded once, to the parameter's type, for any batch
+                answer = self._noisy(release, exact)
                 restored = answer if release.frame is None else release.frame.restored(name, answer)
                 gradient[name] = restored.to(parameter.dtype)
-        number = torch.zeros(())
-        statistics = [
-            self._mechanism(
-                self._sum(statistic, number), self.request.standard_deviation(statistic), self._streams.noise
-            )
-            for statistic in self.request.statistics
-        ]
-        self._sums.clear()
-        return Released(self.request, gradient, tuple(float(value) / size for value in statistics))
+        number = torch.zeros((), dtype=torch.float64)
+        statistics = tuple(float(self._noisy(one, self._sum(one, number))) for one in self.request.statistics)
+        return Released(self.request, gradient, statistics)
+
+    def _noisy(self, release: Release, exact_sum: Tensor) -> Tensor:
+        """The sum with its noise, divided by what was declared: never by the number of records that were drawn."""
+        deviation = self.request.standard_deviation(release)
+        return self._mechanism(exact_sum, deviation, self._streams.noise, self.request.expected_batch_size)
 
     def _sum(self, key: str | Statistic, like: Tensor) -> Tensor:
-        """What was added up; zeros if the batch was empty."""
-        total = self._sums.get(key)
-        return torch.zeros_like(like, dtype=torch.float64) if total is None else total.detach()
+        """What was added up, handed over and not kept; zeros if the batch was empty."""
+        total = self._sums.pop(key, None)
+        return torch.zeros_like(like) if total is None else total.detach()
 
 
 class Curator:

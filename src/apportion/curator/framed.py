@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from apportion.curator.gradients.use import chunks
 from apportion.request import Frame
 
 if TYPE_CHECKING:
     from apportion.curator.clipping import Gradients
 
+PIECE = 1 << 17
+"""Numbers that are written out at a time: in float64 they stay in a core's cache."""
+
 
 def squared_norms(records: Gradients, name: str, frame: Frame) -> Tensor:
     """‖(g_i − m)/b‖² for one parameter, (b,)."""
-    squares = [rows.square().sum(1) for _, rows in _rows(records, name, frame)]
+    squares = [torch.linalg.vector_norm(rows, dim=1).square() for _, rows in _rows(records, name, frame)]
     return torch.cat([torch.zeros(0, dtype=torch.float64), *squares])
 
 
@@ -28,12 +30,17 @@ def weighted_sum(records: Gradients, name: str, frame: Frame, weights: Tensor) -
     """Σ_i w_i·(g_i − m)/b for one parameter."""
     total = torch.zeros(frame.scale[name].numel(), dtype=torch.float64)
     for part, rows in _rows(records, name, frame):
-        # A silenced record may be anything but finite in this frame: its weight of 0 must not meet it.
-        weight = weights[part]
-        total = total + weight @ torch.where((weight == 0)[:, None], 0.0, rows)
+        silent = weights[part] == 0
+        if silent.any():  # a silenced record may be anything but finite in this frame: its weight of 0 must not meet it
+            rows[silent] = 0.0
+        total += weights[part] @ rows
     return total.reshape(frame.scale[name].shape)
 
 
 def _rows(records: Gradients, name: str, frame: Frame) -> Iterator[tuple[slice, Tensor]]:
-    for part in chunks(len(records), frame.scale[name].numel()):
-        yield part, frame.standardised(name, records.rows(name, part).double()).flatten(1)
+    centre, scale = frame.centre[name].double().flatten(), frame.scale[name].double().flatten()
+    few = max(1, PIECE // centre.numel())
+    for start in range(0, len(records), few):
+        part = slice(start, min(start + few, len(records)))
+        rows = records.rows(name, part).flatten(1)
+        yield part, (rows - centre).div_(scale)  # float64, and a tensor of its own

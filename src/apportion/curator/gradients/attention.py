@@ -48,8 +48,8 @@ class StackedUse:
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: torch.cat(parts) for name, parts in _by_name([b.weighted_sums(weights) for b in self._blocks])}
 
-    def rows(self, records: slice) -> dict[str, Tensor]:
-        return {name: torch.cat(parts, 1) for name, parts in _by_name([b.rows(records) for b in self._blocks])}
+    def rows(self, name: str, records: slice) -> Tensor:
+        return torch.cat([b.rows(name, records) for b in self._blocks if name in b.names.values()], 1)
 
     def silence(self, records: Tensor) -> None:
         for block in self._blocks:

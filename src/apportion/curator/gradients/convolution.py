@@ -227,14 +227,9 @@ class ConvolutionUse:
         )
         return total
 
-    def rows(self, records: slice) -> dict[str, Tensor]:
-        written = {}
-        if "weight" in self.names:
-            kept = self._weight_rows
-            written[self.names["weight"]] = self._written_out(records) if kept is None else kept[records]
-        if self._bias_rows is not None:
-            written[self.names["bias"]] = self._bias_rows[records]
-        return written
+    def rows(self, name: str, records: slice) -> Tensor:
+        kept = self._weight_rows if name == self.names.get("weight") else self._bias_rows
+        return self._written_out(records) if kept is None else kept[records]
 
     def silence(self, records: Tensor) -> None:
         if self._weight_rows is not None:

@@ -87,10 +87,10 @@ class EmbeddingUse:
         total = gradients.new_zeros(self._size, gradients.shape[1])
         return {name: total.index_add_(0, self._tokens.flatten(), gradients)}
 
-    def rows(self, records: slice) -> dict[str, Tensor]:
+    def rows(self, name: str, records: slice) -> Tensor:
         tokens, gradients = self._tokens[records], self._gradients[records]
         written = gradients.new_zeros(tokens.shape[0], self._size, gradients.shape[2])
-        return {self.names["weight"]: written.scatter_add_(1, tokens.unsqueeze(2).expand_as(gradients), gradients)}
+        return written.scatter_add_(1, tokens.unsqueeze(2).expand_as(gradients), gradients)
 
     def silence(self, records: Tensor) -> None:
         self._gradients = without(records, self._gradients)

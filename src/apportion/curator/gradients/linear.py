@@ -73,7 +73,7 @@ class LinearUse:
 
     @property
     def _bias_rows(self) -> Tensor:
-        return self._gradients.sum(1)
+        return self._gradients[:, 0] if self._gradients.shape[1] == 1 else self._gradients.sum(1)
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         sums = {}
@@ -89,13 +89,8 @@ class LinearUse:
                 sums[name] = added(weights[name], self._bias_rows)
         return sums
 
-    def rows(self, records: slice) -> dict[str, Tensor]:
-        written = {}
-        if "weight" in self.names:
-            written[self.names["weight"]] = self._written_out(records)
-        if "bias" in self.names:
-            written[self.names["bias"]] = self._bias_rows[records]
-        return written
+    def rows(self, name: str, records: slice) -> Tensor:
+        return self._written_out(records) if name == self.names.get("weight") else self._bias_rows[records]
 
     def silence(self, records: Tensor) -> None:
         self._inputs, self._gradients = without(records, self._inputs), without(records, self._gradients)

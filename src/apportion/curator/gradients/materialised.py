@@ -33,8 +33,8 @@ class WrittenOut:
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: added(weights[name], rows) for name, rows in self._rows.items()}
 
-    def rows(self, records: slice) -> dict[str, Tensor]:
-        return {name: rows[records] for name, rows in self._rows.items()}
+    def rows(self, name: str, records: slice) -> Tensor:
+        return self._rows[name][records]
 
     def silence(self, records: Tensor) -> None:
         self._rows = {name: without(records, rows) for name, rows in self._rows.items()}

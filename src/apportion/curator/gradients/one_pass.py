@@ -97,7 +97,9 @@ class RecordGradients:
     def rows(self, name: str, records: slice) -> Tensor:
         """The gradients of some records for one parameter, written out: (n, *shape)."""
         shape = self._shapes[name].shape
-        uses = [use.rows(records)[name].reshape(-1, *shape) for use in self._uses if name in use.names.values()]
+        uses = [use.rows(name, records).reshape(-1, *shape) for use in self._uses if name in use.names.values()]
+        if len(uses) == 1:
+            return uses[0]
         return torch.stack(uses).sum(0) if uses else torch.zeros(records.stop - records.start, *shape)
 
     def __len__(self) -> int:

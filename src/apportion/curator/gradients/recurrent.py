@@ -61,8 +61,8 @@ class RecurrentUse:
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return _added(products.weighted_sums(weights) for products in self._products)
 
-    def rows(self, records: slice) -> dict[str, Tensor]:
-        return _added(products.rows(records) for products in self._products)
+    def rows(self, name: str, records: slice) -> Tensor:
+        return _added(products.rows(records) for products in self._products)[name]
 
     def silence(self, records: Tensor) -> None:
         for products in self._products:

@@ -47,8 +47,8 @@ class Use(Protocol):
         """Σ_i w_i·g_i of each parameter, for weights (b,) by full name."""
         ...
 
-    def rows(self, records: slice) -> dict[str, Tensor]:
-        """g_i written out for some records, (n, *shape): for parameters that are used more than once."""
+    def rows(self, name: str, records: slice) -> Tensor:
+        """g_i of one parameter written out for some records, (n, *shape): for what is used more than once, or clipped in a frame."""
         ...
 
     def silence(self, records: Tensor) -> None:

@@ -35,7 +35,8 @@ def run_study(
     Args:
         only: run those cells alone whose "experiment: recipe, seed" holds this text; the others stay as they are.
     """
-    wanted = [cell for cell in results.missing if only in cell.title]
+    # one seed of everything first: a table that is interrupted has all of its rows
+    wanted = sorted((cell for cell in results.missing if only in cell.title), key=lambda cell: cell.seed or 0)
     results.without_data = _without_data(wanted, data_dir)
     cells = [cell for cell in wanted if cell.experiment.data not in results.without_data]
     for cell, run in _outcomes(cells, processes, data_dir):
