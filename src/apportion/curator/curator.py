@@ -170,10 +170,9 @@ class Draw:
             for name in group_names(release, list(self._trained)):
                 parameter = self._trained[name]
                 exact = self._sum(name, parameter)
+                # whatever the batch was, the answer is rounded once: to the parameter's type
                 if release.frame is not None or exact.dtype != parameter.dtype:
-                    exact = exact.to(
-                        torch.float64
-                    )  # the answer is rounded once, to the parameter's type, for any batch
+                    exact = exact.to(torch.float64)
                 answer = self._noisy(release, exact)
                 restored = answer if release.frame is None else release.frame.restored(name, answer)
                 gradient[name] = restored.to(parameter.dtype)
