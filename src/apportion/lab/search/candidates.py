@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
 from apportion import validate
-from apportion.errors import InvalidArgument
+from apportion.lab.processes import ends_are_told, process_pool
 
 
 @dataclass(frozen=True)
@@ -76,18 +73,9 @@ class Candidates:
         if self.processes == 1 or len(candidates) == 1:
             return [_train(self._trainer, candidate) for candidate in candidates]
         if self._pool is None:
-            # not forked: a process that has used threads, as torch does, must not be
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.processes, context, _start, (self._make,))
-        try:
+            self._pool = process_pool(self.processes, _start, self._make)
+        with ends_are_told(self.processes, "search"):
             return list(self._pool.map(_train_there, candidates))
-        except BrokenProcessPool as error:
-            raise InvalidArgument(
-                "processes",
-                self.processes,
-                "one of them ended while it trained, as happens when memory runs out",
-                "Use fewer; the same command goes on with the search",
-            ) from error
 
 
 def _train(trainer: Trainer, candidate: Candidate) -> Outcome:
@@ -100,9 +88,6 @@ _trainer: Trainer | None = None
 
 def _start(make_trainer: Callable[[], Trainer]) -> None:
     global _trainer
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # an interruption ends it without a word; the parent says what there is to say
     _trainer = make_trainer()
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from apportion import validate
 from apportion.errors import ApportionError, InvalidArgument
+from apportion.lab.processes import ends_are_told, process_pool
 from apportion.lab.resolve import resolve
 from apportion.lab.study.cell import Cell
 from apportion.lab.study.results import StudyResults
@@ -96,24 +94,13 @@ def _outcomes(cells: Sequence[Cell], processes: int, data_dir: Path | None) -> I
         for cell in cells:
             yield cell, work(cell)
         return
-    # not forked: a process that has used threads, as torch does, must not be
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start)
+    pool = process_pool(processes)
     waiting: dict[Future[dict[str, Any]], Cell] = {pool.submit(work, cell): cell for cell in cells}
     try:
-        while waiting:
-            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield waiting.pop(future), future.result()
-    except BrokenProcessPool as error:
-        raise InvalidArgument(
-            "processes",
-            processes,
-            "one of them ended while it trained, as happens when memory runs out",
-            "Use fewer; the same command goes on with the study",
-        ) from error
+        with ends_are_told(processes, "study"):
+            while waiting:
+                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield waiting.pop(future), future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _start() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interruption ends it without a word; the parent speaks
