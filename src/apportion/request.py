@@ -281,6 +281,13 @@ class Request:
                 "a parameter stands in two groups, so its gradient would be released twice",
                 "Use disjoint groups",
             )
+        if len(set(self.statistics)) != len(self.statistics):
+            raise InvalidArgument(
+                "releases",
+                validate.shown(self.statistics),
+                "a statistic is asked for twice, and there is one answer to it",
+                "Ask once, with the share of both",
+            )
 
     @property
     def sums(self) -> tuple[ClippedSum, ...]:

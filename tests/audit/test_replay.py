@@ -437,6 +437,21 @@ def test_a_broken_piece_is_found(model, records, monkeypatch, breakage, engine):
         report.require()
 
 
+def test_an_answer_that_is_rounded_early_is_found(model, records, monkeypatch):
+    """In a frame the noisy value is scaled back before it is rounded, whether there was a batch or not."""
+    replay(model, LOSS, records, clip=ap.clip.AdaClip()).require()
+    right = Draw._noisy
+    monkeypatch.setattr(Draw, "_noisy", lambda self, release, exact: right(self, release, exact.float()))
+    assert "release" in {finding.kind for finding in replay(model, LOSS, records, clip=ap.clip.AdaClip()).findings}
+
+
+def test_a_released_tensor_that_tells_of_its_batch_is_found(model, records, monkeypatch):
+    monkeypatch.setattr(curator_module, "_plain", lambda answer: answer)
+    double = (records[0].double(), records[1])  # all sums are float64 then, and added up in place
+    findings = replay(model.double(), LOSS, double, execution=ap.Execution(micro_batch=1)).findings
+    assert any("strides, storage or writes" in finding.message for finding in findings)
+
+
 def test_a_buffer_that_follows_the_records_is_found(records, monkeypatch):
     class Normalised(nn.Module):
         def __init__(self):

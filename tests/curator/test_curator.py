@@ -12,12 +12,15 @@ from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.curator import mechanisms
 from apportion.curator.clipping import clipped_sums
 from apportion.curator.curator import Curator, Execution
+from apportion.curator.gradients.engine import build_engine
+from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records, as_records
 from apportion.errors import BudgetExhausted, InvalidArgument, UnsupportedModel, WrongOrder
-from apportion.request import ClippedSum, Event, Request
+from apportion.request import ClippedSum, Event, Request, UnclippedCount
 
+MODES = ("one-pass", "one-pass, channels last", "vmap")
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 CLIPS = {
     "flat": lambda c: (ClippedSum(c),),
@@ -143,13 +146,72 @@ class OneSumForAll:
         return dict.fromkeys(self.names, torch.full((3,), 5.0))
 
 
-def test_sums_that_share_their_memory_are_noised_apart(books):
+def shared_sums(books):
     model = nn.ParameterDict({name: nn.Parameter(torch.zeros(3)) for name in "abcd"})
     draw = curator(model, (torch.zeros(4, 1), torch.zeros(4)), books).open(request(multiplier=1e-3, size=2.0))
     draw.add(OneSumForAll("abcd"))
-    values = torch.cat(list(draw.release().gradient.values()))
+    return draw
+
+
+def test_sums_that_share_their_memory_are_noised_apart(books):
+    values = torch.cat(list(shared_sums(books).release().gradient.values()))
     assert values.tolist() == pytest.approx([2.5] * 12, abs=0.01)
     assert len(values.unique()) == 12
+
+
+def test_no_released_tensor_carries_the_sum_of_another_parameter(books, monkeypatch):
+    """Saving a tensor saves all of its storage."""
+    whole = torch.arange(1.0, 13.0)
+    parts = dict(zip("abcd", whole.split(3), strict=True))
+    monkeypatch.setattr(OneSumForAll, "weighted_sums", lambda self, weights: dict(parts))
+    for value in shared_sums(books).release().gradient.values():
+        assert value.untyped_storage().nbytes() == value.nbytes
+
+
+FORMS = [
+    (dtype, layout, mode) for dtype in (torch.float32, torch.float64) for layout in (False, True) for mode in MODES
+]
+
+
+@pytest.mark.parametrize(("dtype", "channels_last", "mode"), FORMS)
+def test_a_released_tensor_does_not_tell_how_it_came_to_be(books, dtype, channels_last, mode):
+    """Neither its strides nor the number of writes to it may depend on the batch: optimisers keep them, and files hold them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(16, 3)).to(dtype)
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    data = (torch.randn(40, 1, 4, 4, dtype=dtype), torch.arange(40) % 3)
+
+    def forms(rate, micro_batch):
+        held = Curator(as_records(data), build_engine(model, mode), books, Randomness.seeded(0), Execution(micro_batch))
+        gradient = held.answer(request(rate=rate), cross_entropy).gradient
+        return [
+            (name, value.stride(), value._version, value._is_view(), value.untyped_storage().nbytes())
+            for name, value in gradient.items()
+        ]
+
+    assert forms(1e-18, 40) == forms(1.0, 40) == forms(1.0, 20) == forms(1.0, 3)
+
+
+def test_a_sum_that_cannot_be_kept_ends_the_draw(books, model, records, monkeypatch):
+    """Half of a micro-batch was added when memory ran out: to try its records one by one would count them twice."""
+    right, calls = torch.Tensor.to, []
+
+    def failing(tensor, *arguments, **named):
+        if arguments == (torch.float64,) and len(calls.append(1) or calls) == 2:
+            raise RuntimeError("DefaultCPUAllocator: not enough memory")
+        return right(tensor, *arguments, **named)
+
+    held = Curator(as_records(records), OnePass(model), books, Randomness.seeded(0), Execution(10))
+    monkeypatch.setattr(torch.Tensor, "to", failing)
+    with pytest.raises(MemoryError, match="could not be kept"):
+        held.answer(request(), cross_entropy)
+
+
+def test_a_statistic_is_asked_for_once():
+    count = UnclippedCount(1.0, None, 0.25)
+    with pytest.raises(InvalidArgument, match="asked for twice"):
+        request(releases=(ClippedSum(1.0, share=0.5), count, count))
 
 
 def test_every_parameter_and_step_has_its_own_noise(books, model, records):

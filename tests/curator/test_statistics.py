@@ -272,6 +272,16 @@ def test_a_sensitivity_that_is_declared_five_percent_too_small_is_noticed(books,
     assert not looks_normal(7.0 * np.array(answer.statistics) / declared, 1.0)
 
 
+def test_a_parameter_without_numbers_does_not_silence_the_others():
+    rows = {"empty": torch.zeros(4, 0, 3), "full": torch.ones(4, 2)}
+    frame = Frame(
+        {"empty": torch.zeros(0, 3), "full": torch.zeros(2)}, {"empty": torch.ones(0, 3), "full": torch.ones(2)}
+    )
+    sums = clipped_sums(rows, (ClippedSum(10.0, ("empty", "full"), frame=frame),))
+    assert sums["empty"].shape == (0, 3)
+    assert sums["full"].tolist() == pytest.approx([4.0, 4.0])
+
+
 def test_a_framed_sum_has_noise_of_its_scale_around_its_centre(books):
     """Standard deviation b_j·z·(1 + h)/B on coordinate j, and the centre of an empty batch is m."""
     generator = torch.Generator().manual_seed(0)

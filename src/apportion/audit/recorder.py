@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,13 +25,15 @@ LONE_STEP = 2
 
 @dataclass(frozen=True, eq=False)
 class NoiseCall:
-    """One call of the mechanism: what it was given and what it answered, both in float64."""
+    """One call of the mechanism: what it was given and what it answered, both kept in float64."""
 
     exact_sum: Tensor
     standard_deviation: float
     divisor: float
     answer: Tensor
     own_stream: bool
+    dtype: torch.dtype
+    """In which the sum was given, and the answer rounded."""
 
 
 @dataclass(eq=False)
@@ -43,6 +46,7 @@ class Step:
         noise: the stream that belongs to this draw.
         coins: (how many, with which probability) for every toss.
         members, read: the records whose coin fell true, and those that were read.
+        forms: of each released tensor all that is to be seen of it but its numbers.
     """
 
     before: State
@@ -53,6 +57,7 @@ class Step:
     read: set[int] = field(default_factory=set)
     calls: list[NoiseCall] = field(default_factory=list)
     released: Released | None = None
+    forms: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
 
 class Diverged(Exception):
@@ -84,6 +89,7 @@ class Recorder:
 
         def watched(released: Released) -> object:
             self.steps[-1].released = released
+            self.steps[-1].forms = {name: _form(tensor) for name, tensor in released.gradient.items()}
             return apply(released)
 
         session.apply = watched  # type: ignore[assignment,method-assign]
@@ -110,13 +116,13 @@ class Recorder:
 
     def mechanism(self, exact_sum: Tensor, standard_deviation: float, noise: Stream, divisor: float) -> Tensor:
         """Real noise, or the answer that was kept for this call."""
-        step, exact = self.steps[-1], exact_sum.double().clone()
-        if self._kept is None:
-            answer = mechanisms.gaussian(exact_sum, standard_deviation, noise, divisor)
-        else:
-            answer = self._kept_answer(exact_sum)
-        own_stream = noise is step.noise
-        step.calls.append(NoiseCall(exact, standard_deviation, divisor, answer.double().clone(), own_stream))
+        step, exact, own_stream = self.steps[-1], exact_sum.double().clone(), noise is self.steps[-1].noise
+        kept = None if self._kept is None else self._kept_answer(exact_sum)
+        answer = mechanisms.gaussian(exact_sum, standard_deviation, noise, divisor)
+        if kept is not None:
+            answer.data.copy_(kept)  # not counted as a write: in its form, too, the answer is a real one
+        shown = answer.double().clone()
+        step.calls.append(NoiseCall(exact, standard_deviation, divisor, shown, own_stream, exact_sum.dtype))
         return answer
 
     def _kept_answer(self, exact_sum: Tensor) -> Tensor:
@@ -127,12 +133,24 @@ class Recorder:
             raise Diverged(
                 f"noise call {call + 1} of step {number + 1}, of shape {tuple(exact_sum.shape)}, is a new one"
             )
-        return kept[call].answer.clone()
+        return kept[call].answer
 
     def _events(self) -> tuple[Event, ...]:
         assert self.session is not None
         account = self.session.account
         return () if account.run is None else tuple(account.ledger.events(account.run))
+
+
+def _form(tensor: Tensor) -> tuple[object, ...]:
+    return (
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        tensor.storage_offset(),
+        tensor.untyped_storage().nbytes(),
+        tensor._is_view(),
+        tensor._version,
+    )
 
 
 class _Draws(Randomness):

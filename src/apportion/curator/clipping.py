@@ -40,7 +40,7 @@ class Gradients(Protocol):
         ...
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Σ_i w_i·g_i for each trained parameter, for weights (b,) by name."""
+        """Σ_i w_i·g_i for each trained parameter, for weights (b,) by name: new tensors, which the caller may write over."""
         ...
 
     def rows(self, name: str, records: slice) -> Tensor:

@@ -149,16 +149,23 @@ class Draw:
             # a sum is finite only if all its terms are, and is much faster than to look at each
             if not all(bool(part.sum().isfinite()) for part in sums.values()):
                 raise ArithmeticError("a product overflowed")  # nothing was added yet
-            taken = set()
-            for key in list(sums):
-                part, earlier = sums.pop(key), self._sums.get(key)  # freed one by one: all are as large as the model
-                if earlier is not None:
-                    self._sums[key] = earlier.to(torch.float64).add_(part)
-                    continue
-                # noise is written over a sum, so no two may share their memory, as those of two biases of one layer can
-                place = part.untyped_storage().data_ptr()
-                self._sums[key] = part.clone() if place in taken else part
-                taken.add(place)
+            try:
+                self._take(sums)
+            except Exception as error:  # half of it was added: to go on with single records would count them twice
+                raise MemoryError("the sum of a micro-batch could not be kept") from error
+
+    def _take(self, sums: dict[str | Statistic, Tensor]) -> None:
+        taken = set()
+        for key in list(sums):
+            part, earlier = sums.pop(key), self._sums.get(key)  # freed one by one: all are as large as the model
+            if earlier is not None:
+                self._sums[key] = earlier.to(torch.float64).add_(part)
+                continue
+            # Noise is written over a sum, and a released tensor is saved with all of its storage: no two may share one.
+            storage = part.untyped_storage()
+            alone = storage.data_ptr() not in taken and storage.nbytes() == part.nbytes
+            self._sums[key] = part if alone else part.clone()
+            taken.add(storage.data_ptr())
 
     def release(self) -> Released:
         """(Σ clipped + N(0, s²)) / expected batch size, once. After this the batch is gone."""
@@ -175,9 +182,9 @@ class Draw:
                     exact = exact.to(torch.float64)
                 answer = self._noisy(release, exact)
                 restored = answer if release.frame is None else release.frame.restored(name, answer)
-                gradient[name] = restored.to(parameter.dtype)
+                gradient[name] = _plain(restored.to(parameter.dtype))
         number = torch.zeros((), dtype=torch.float64)
-        statistics = tuple(float(self._noisy(one, self._sum(one, number))) for one in self.request.statistics)
+        statistics = tuple(float(self._noisy(one, self._sum(one, number).double())) for one in self.request.statistics)
         return Released(self.request, gradient, statistics)
 
     def _noisy(self, release: Release, exact_sum: Tensor) -> Tensor:
@@ -189,6 +196,11 @@ class Draw:
         """What was added up, handed over and not kept; zeros if the batch was empty."""
         total = self._sums.pop(key, None)
         return torch.zeros_like(like) if total is None else total.detach()
+
+
+def _plain(answer: Tensor) -> Tensor:
+    """The same numbers in a tensor that does not tell how it came to be: strides and the count of writes would tell of the batch."""
+    return answer.contiguous().view(-1).view(answer.shape).data
 
 
 class Curator:

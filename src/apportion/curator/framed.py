@@ -39,7 +39,7 @@ def weighted_sum(records: Gradients, name: str, frame: Frame, weights: Tensor) -
 
 def _rows(records: Gradients, name: str, frame: Frame) -> Iterator[tuple[slice, Tensor]]:
     centre, scale = frame.centre[name].double().flatten(), frame.scale[name].double().flatten()
-    few = max(1, PIECE // centre.numel())
+    few = max(1, PIECE // max(1, centre.numel()))
     for start in range(0, len(records), few):
         part = slice(start, min(start + few, len(records)))
         rows = records.rows(name, part).flatten(1)
