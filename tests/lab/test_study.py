@@ -213,6 +213,8 @@ def test_data_that_is_not_there_is_left_out_and_said(tmp_path, monkeypatch):
     (missing,) = results.content()["not_run"]
     assert missing["paper_accuracy"] == 0.5
     assert "apportion data fetch cifar100" in missing["reason"]
+    assert str(tmp_path) in results.without_data["cifar100"], "a person is told where it was looked for"
+    assert str(tmp_path) not in (tmp_path / "made_up.json").read_text(), "and the file does not tell"
 
 
 def test_what_cannot_run_yet_is_in_sight(tmp_path):

@@ -86,7 +86,9 @@ class StudyResults:
             experiment, recipe, _ = cell.place
             if (experiment, recipe) in begun:  # with another seed
                 continue
-            reason = self.without_data.get(cell.experiment.data, "not run yet")
+            data = cell.experiment.data
+            # where it was looked for is shown, and not kept: a file of results says nothing of the machine that made it
+            reason = f"without data: `apportion data fetch {data}`" if data in self.without_data else "not run yet"
             found[experiment, recipe] = {"paper_accuracy": _fraction(cell.choice.paper), "reason": reason}
         for one in self.study.experiments:
             for later in one.later:
