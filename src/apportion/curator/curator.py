@@ -143,7 +143,7 @@ class Draw:
             yield
 
     def add(self, gradients: Gradients | Rows) -> None:
-        """Clip the gradients of a micro-batch and add them to the sum, all of them or, if something fails, none."""
+        """Clip the gradients of a micro-batch and add them to the sum: all, or none; or `MemoryError`, which ends the draw."""
         with torch.no_grad():
             sums = clipped_sums(gradients, self.request.releases)
             # a sum is finite only if all its terms are, and is much faster than to look at each
