@@ -31,8 +31,9 @@ test-slow: $(VENV)/installed  ## the long tests
 mutants: $(VENV)/installed  ## seed known privacy bugs, one at a time, and see that the tests catch each
 	$(BIN)/python tests/mutants/run.py --jobs $(WORKERS) --write docs/seeded-bugs.md
 
-fuzz: $(VENV)/installed  ## 10,000 malformed inputs: each is refused in one line, and nothing is charged
+fuzz: $(VENV)/installed  ## 10,000 malformed inputs: each is refused in one line, and nothing is charged; then new examples for every property
 	APPORTION_FUZZ=10000 $(BIN)/python -m pytest -q -n $(WORKERS) tests/fuzz
+	APPORTION_FUZZ=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m hypothesis --ignore tests/fuzz
 
 lint: $(VENV)/installed  ## ruff and mypy
 	$(BIN)/ruff check .

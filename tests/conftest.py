@@ -1,10 +1,19 @@
+import os
+
 import pytest
 import torch
+from hypothesis import settings
 from torch import nn
 
 import apportion as ap
 
 torch.set_num_threads(1)  # the suite runs one process for each core
+
+# A change must not fail for what another run would have found: the suite tries the same examples every time. New ones are looked
+# for on purpose, with `make fuzz`.
+settings.register_profile("steady", derandomize=True, database=None, deadline=None)
+settings.register_profile("search", max_examples=1000, deadline=None, print_blob=True)
+settings.load_profile("search" if os.environ.get("APPORTION_FUZZ") else "steady")
 
 
 @pytest.fixture

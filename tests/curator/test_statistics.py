@@ -325,9 +325,7 @@ def test_a_record_and_the_noise_do_not_disturb_each_other(model, records, books)
 def test_all_releases_together_have_the_multiplier_that_is_charged(z, parts):
     total = math.fsum(share for _, share in parts)
     kinds = [ClippedSum, UnclippedCount, NormSum]
-    releases = tuple(
-        kinds[i % 3](size, (f"p{i}",) if i % 3 == 0 else None, share / total) for i, (size, share) in enumerate(parts)
-    )
+    releases = tuple(kinds[i % 3](size, (f"p{i}",), share / total) for i, (size, share) in enumerate(parts))
     request = Request(0.1, z, 10.0, releases)
     real = [  # the sensitivities, written down again
         {ClippedSum: size * (1 + FLOAT32_HEADROOM), UnclippedCount: 0.5, NormSum: size}[type(one)]
