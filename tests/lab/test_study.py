@@ -240,6 +240,14 @@ def test_a_cell_is_met_if_it_is_at_most_three_tenths_of_a_point_below(ours, met)
     assert cell["difference"] == pytest.approx(ours - 0.9)
 
 
+@pytest.mark.parametrize(("spent", "met"), [(1.2, True), (1.43, None)])
+def test_a_cell_that_cost_more_than_was_claimed_is_not_judged(spent, met):
+    keys = ("data", "model", "target_epsilon", "delta", "steps", "seed")
+    run = dict.fromkeys(keys) | {"experiment": "a", "recipe": "b", "seconds": 1.0, "epsilon": spent}
+    (cell,) = summarise([run | {"test_accuracy": 0.95, "paper_accuracy": 0.9, "paper_epsilon": 1.2}])
+    assert cell["met"] is met
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -10,6 +10,7 @@ from scipy.stats import kendalltau
 from apportion.lab.figures.results import Cell, NotRun, StudyFile
 
 HEADINGS = ("method", "ours, %", "printed, %", "difference", "true ε", "claimed ε", "seconds")
+MARKS = {True: " ✓", False: " ✗", None: ""}
 
 
 def study_table(study: StudyFile) -> str:
@@ -40,11 +41,14 @@ def met(cells: Sequence[Cell]) -> str:
 
 
 def rank_agreement(cells: Sequence[Cell]) -> float | None:
-    """Kendall's τ between our accuracies and the printed ones: 1 for the same order, −1 for the reverse; `None` if it has no meaning."""
+    """Kendall's τ between our accuracies and the printed ones: 1 for the same order, −1 for the reverse.
+
+    Of the cells that are judged; `None` if it has no meaning.
+    """
     both = [
         (cell.test_accuracy, cell.paper_accuracy)
         for cell in cells
-        if cell.test_accuracy is not None and cell.paper_accuracy is not None
+        if cell.met is not None and cell.test_accuracy is not None and cell.paper_accuracy is not None
     ]
     if len(both) < 2:
         return None
@@ -84,7 +88,7 @@ def _row(cell: Cell) -> list[str]:
         plain(cell.recipe),
         ours + seeds if ours else "",
         shown(cell.paper_accuracy, cell.paper_accuracy_std),
-        "" if cell.difference is None else f"{_signed(cell.difference)} {'✓' if cell.met else '✗'}",
+        "" if cell.difference is None else _signed(cell.difference) + MARKS[cell.met],
         _spent(cell),
         "" if cell.paper_epsilon is None else f"{cell.paper_epsilon:g}",
         f"{cell.seconds:,.0f}" if ours else "",

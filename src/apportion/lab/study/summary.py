@@ -13,7 +13,8 @@ CLOSE = 0.003
 def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row for each recipe of each experiment.
 
-    `met` compares with the source: our mean is at least the printed accuracy minus 0.3 points. `None` where it printed none.
+    `met` compares with the source: our mean is at least the printed accuracy minus 0.3 points. `None` where it printed none, and where
+    we spent more than it claims, as plans of a limit theorem do: at another price there is nothing to compare.
     """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in runs:
@@ -27,6 +28,7 @@ def _row(experiment: str, recipe: str, runs: list[dict[str, Any]]) -> dict[str, 
     spent = [run["epsilon"] for run in runs if run.get("epsilon") is not None]
     mean, paper = statistics.fmean(scores) if scores else None, first.get("paper_accuracy")
     difference = None if mean is None or paper is None else mean - paper
+    dearer = any(epsilon > first["paper_epsilon"] * (1 + 1e-9) for epsilon in spent)
     return {
         "experiment": experiment,
         "recipe": recipe,
@@ -41,7 +43,7 @@ def _row(experiment: str, recipe: str, runs: list[dict[str, Any]]) -> dict[str, 
         "paper_accuracy": paper,
         "paper_accuracy_std": first.get("paper_accuracy_std"),
         "difference": difference,
-        "met": None if difference is None else difference >= -CLOSE,
+        "met": None if difference is None or dearer else difference >= -CLOSE,
         "control_of": first.get("control_of"),
         "seeds": [run["seed"] for run in runs],
         "steps": first["steps"],
