@@ -5,9 +5,9 @@ A step holds, at its peak,
     standing + BASE + ALLOCATOR·live(b)        for a physical batch of b records:
 
 `standing` is the model and the engine's copy of it. `live(b)` are the tensors that exist at one time: activations, noted inputs and
-output gradients of b records, workspaces of the kernels, sums and noise. They are counted, not modelled: the curator itself answers a
-request on two micro-batches of synthetic records, while every tensor that torch makes is noted, for b = 1, 4, 16, … until the records
-take more than the workspaces, which stop growing. From there on live(b) is a straight line.
+output gradients of b records, workspaces of the kernels and of convolutions, sums and noise. They are counted, not modelled: the
+curator itself answers a request on two micro-batches of synthetic records, while every tensor that torch makes is noted, for b = 1, 4,
+16, … until the records take more than the workspaces, which stop growing. From there on live(b) is a straight line.
 
 Only the shapes and types of a record are used, never a value. The state of the optimiser comes on top: one number a parameter for
 momentum, two for Adam.
@@ -37,13 +37,16 @@ from apportion.curator.tree import batch_size, call_model, map_tensors, tensors_
 from apportion.errors import InvalidArgument
 from apportion.request import ClippedSum, Event, Request
 
-ALLOCATOR = 1.6
+ALLOCATOR = 1.7
 """Memory of the process for each byte of live tensors. The C library puts tensors of different sizes side by side, and what is free
-between two that live on cannot always be used again. Measured by benchmarks/memory.py --check."""
+between two that live on cannot always be used again. From benchmarks/memory.py --check: 1.0 to 2.4, for most models 1.4 to 2.1."""
 BASE = 3 << 20
 """Buffers of the mathematical libraries and small objects."""
 ENOUGH = 32 << 20
 """Bytes of records after which live(b) is taken for a straight line: the kernels' workspaces have a few MiB and no more."""
+
+CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+"""The mathematical library computes them on copies in a layout of its own, which torch does not see."""
 
 
 @dataclass(frozen=True)
@@ -179,13 +182,15 @@ class LiveTensors(TorchDispatchMode):
         self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: Mapping[str, Any] | None = None
     ) -> Any:
         result = function(*arguments, **(named or {}))
-        for tensor in tensors_of(result):
+        made = tensors_of(result)
+        for tensor in made:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._sizes:
                 self._sizes[storage._cdata] = storage.nbytes()
                 self._now += storage.nbytes()
-                self.peak = max(self.peak, self._now)
                 weakref.finalize(storage, self._freed, storage._cdata)
+        copies = sum(tensor.nbytes for tensor in (*arguments[:2], *made)) if function in CONVOLUTIONS else 0
+        self.peak = max(self.peak, self._now + copies)
         return result
 
     def _freed(self, storage: int) -> None:
