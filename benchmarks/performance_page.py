@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import drawing
 import memory
@@ -162,7 +163,32 @@ B1 again, with `python benchmarks/memory.py`. Materialised: all per-record gradi
 
 ![Memory against the size of the batch](images/memory.svg)
 
-{lines}"""
+{lines}
+
+### Predicted
+
+`Execution(memory_limit=...)` takes the physical batch from a [prediction](engine.md). What `python benchmarks/memory.py --check` measured,
+divided by what was predicted, at three physical batches in a logical one of three times the size, and at the middle one in a logical
+batch of twelve times the size, which should not matter. Below 1 the prediction is on the safe side; beyond {memory.TOLERANCE:.0%} it is
+**bold**.
+What remains is the C library: the same run may take a tenth more or less.
+
+{predictions()}"""
+
+
+def predictions() -> str:
+    found = memory.stored()["predictions"]
+    names = dict.fromkeys(row["workload"] for row in found)
+    return rows(
+        ["workload", "small", "middle", "large", "middle, four times the logical batch"],
+        [[name, *(_predicted(row) for row in found if row["workload"] == name)] for name in names],
+    )
+
+
+def _predicted(row: dict[str, Any]) -> str:
+    shown = f"{row['ratio']:.2f}"
+    shown = shown if abs(row["ratio"] - 1) <= memory.TOLERANCE else f"**{shown}**"
+    return f"{shown} ({row['physical']})"
 
 
 def table(summaries: list[Summary], cell: Callable[[Summary, str], str]) -> str:
