@@ -12,7 +12,7 @@ from torch import nn
 from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.lab.data import DataSet
-from apportion.lab.models import alexnet, convolution, dense, lin, resnet, text
+from apportion.lab.models import alexnet, convolution, dense, du, lin, resnet, text
 from apportion.lab.models.activations import ACTIVATIONS
 
 _HELD = {"image": "images", "table": "numbers", "characters": "text", "words": "text"}
@@ -47,7 +47,7 @@ MODELS: dict[str, Model] = {
     "lin-b4": Model(lin.b4, "images"),
     "alexnet": Model(alexnet.alexnet, "images"),
     "resnet18": Model(resnet.resnet18, "images"),
-    "du-cnn": Model(lin.papernot, "images", "relu"),  # the same network, in the authors' code with ReLU
+    "du-cnn": Model(du.cnn, "images", "relu"),
     "imdb-mlp": Model(text.embedding, "text", "relu"),
     "name-lstm": Model(text.name_lstm, "text", None),
     "adadp-mlp": Model(dense.adadp_mlp, "numbers", "relu"),
