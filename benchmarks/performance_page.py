@@ -1,4 +1,4 @@
-"""Writes docs/performance.md and its picture from the figures in benchmarks/engine.json and benchmarks/memory.json."""
+"""Writes docs/performance.md, its picture and the short table of the README from benchmarks/engine.json and memory.json."""
 
 from __future__ import annotations
 
@@ -14,6 +14,18 @@ from results import FILE, Summary, newest, summarise
 from workloads import WORKLOADS
 
 DOCS = Path(__file__).parents[1] / "docs"
+README = Path(__file__).parents[1] / "README.md"
+OPENING, CLOSING = "<!-- performance -->", "<!-- end of performance -->"
+SHORT = {
+    "b1": "CNN (MNIST)",
+    "b2": "CNN (CIFAR)",
+    "wrn": "WRN-16-4",
+    "transformer": "transformer",
+    "lstm": "LSTM",
+    "imdb": "word embeddings",
+    "mlp": "wide MLP",
+}
+"""The workloads of the README, and what they are called there."""
 DESCRIPTIONS = {
     "b1": "MNIST network B1 of Lin et al. as printed, 152,618 parameters",
     "papernot": "MNIST network of Papernot et al., 26,010 parameters",
@@ -27,7 +39,7 @@ DESCRIPTIONS = {
 
 
 def write() -> None:
-    """The page and its picture."""
+    """The page and its picture, and the short table of the README."""
     records = newest()
     if not records:
         raise SystemExit(f"error: {FILE.name} holds no figures; run `make bench` first")
@@ -48,6 +60,23 @@ def write() -> None:
         encoding="utf-8",
     )
     (DOCS / "performance.md").write_text(page(list(records.values()), summaries), encoding="utf-8")
+    readme = README.read_text(encoding="utf-8")
+    before, rest = readme.split(OPENING)
+    _, after = rest.split(CLOSING, 1)
+    README.write_text(f"{before}{OPENING}\n\n{short_table(summaries)}\n\n{CLOSING}{after}", encoding="utf-8")
+
+
+def short_table(summaries: list[Summary]) -> str:
+    """For the README: what a person gets who pins nothing, and the fastest peer."""
+    known = {summary.workload: summary for summary in summaries}
+    shown = [(label, known[name]) for name, label in SHORT.items() if name in known]
+    ours = [f"**{statistics.median(summary.ratios[summary.by_itself]):.2f}**" for _, summary in shown]
+    peers = [
+        f"{min(statistics.median(summary.ratios[peer]) for peer in PEERS if peer in summary.ratios):.2f}"
+        for _, summary in shown
+    ]
+    head = ["", *(label for label, _ in shown)]
+    return rows(head, [["Apportion", *ours], ["the fastest of Opacus and `torch.func`", *peers]])
 
 
 def page(records: list[dict], summaries: list[Summary]) -> str:
