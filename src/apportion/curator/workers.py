@@ -10,11 +10,12 @@ import pickle
 import weakref
 from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
 
 from apportion.curator.reader import Reader, Task
 from apportion.errors import ApportionError, InvalidArgument, WrongOrder
@@ -91,7 +92,10 @@ class Workers:
         except Exception:
             failed = True
         if failed:  # outside of `except`: the error of a worker may name a record
-            self.close()
+            try:
+                self.close()
+            except RuntimeError:  # from the handler below, just before `close` could put it out of action
+                self.close()
             raise ApportionError(
                 "a worker process that reads records ended or could not hand them over. The charge of this step is spent. "
                 "Is memory short, also shared memory (/dev/shm)? Use fewer workers, a smaller micro_batch or workers=0."
@@ -103,9 +107,16 @@ class Workers:
 
     def close(self) -> None:
         """End the processes."""
-        self._end()
+        _end_processes(self._loader)
+        self._end.detach()
 
 
 def _end_processes(loader: DataLoader[bytes]) -> None:
-    if loader._iterator is not None:
-        loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
+    iterator: Any = loader._iterator
+    if iterator is None:
+        return
+    if iterator._worker_pids_set:
+        # torch's handler of SIGCHLD raises when it hears of a killed worker, wherever Python is then. Here we know already.
+        signal_handling._remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False
+    iterator._shutdown_workers()
