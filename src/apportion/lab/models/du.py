@@ -9,7 +9,7 @@ from apportion.lab.models.activations import Activation
 from apportion.lab.models.lin import papernot
 
 MEAN, DEVIATION = 0.1307, 0.3081
-"""Of the pixels of MNIST, published with it. The program takes the same for all images."""
+"""Of the pixels of MNIST, as in the program. Here for all images: how it treats others is not known to us."""
 
 
 class Standardised(nn.Module):
@@ -20,4 +20,8 @@ class Standardised(nn.Module):
 
 
 def cnn(data: DataSet, activation: Activation) -> nn.Module:
+    """26,010 parameters on MNIST.
+
+    Source: the program that belongs to Du et al., Dynamic Differential-Privacy Preserving SGD.
+    """
     return nn.Sequential(Standardised(), papernot(data, activation))
