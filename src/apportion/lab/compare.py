@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from apportion.lab.baseline import train_without_privacy
 from apportion.lab.momentum import with_momentum
 from apportion.lab.planning import plan_by_limit_theorem
 from apportion.lab.resolve import Subject, resolve
+from apportion.lab.seeds import over_seeds
 from apportion.lab.settings import Experiment, RecipeChoice
 from apportion.strategies.clip.schedule import ClipSchedule
 from apportion.strategies.context import Context
@@ -204,30 +204,11 @@ def _scheduler(clip: ClipSchedule | None, sampling: Sampling) -> Callable[[Optim
 
 def cells(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Means over seeds: one row for each recipe, data set, model and budget."""
+    identity = ("recipe", "data", "model", "target_epsilon", "delta")
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for run in runs:
-        key = tuple(run[name] for name in ("recipe", "data", "model", "target_epsilon", "delta"))
-        groups.setdefault(key, []).append(run)
-    rows = []
-    for (recipe, data, model, target, delta), members in groups.items():
-        scores = [run["test_accuracy"] for run in members if run["test_accuracy"] is not None]
-        spent = [run["epsilon"] for run in members if run["epsilon"] is not None]
-        rows.append(
-            {
-                "recipe": recipe,
-                "data": data,
-                "model": model,
-                "target_epsilon": target,
-                "epsilon": max(spent) if spent else None,
-                "delta": delta,
-                "test_accuracy": statistics.fmean(scores) if scores else None,
-                "test_accuracy_std": statistics.stdev(scores) if len(scores) > 1 else None,
-                "seeds": [run["seed"] for run in members],
-                "steps": members[0]["steps"],
-                "seconds": round(statistics.fmean(run["seconds"] for run in members), 3),
-            }
-        )
-    return rows
+        groups.setdefault(tuple(run[name] for name in identity), []).append(run)
+    return [dict(zip(identity, key, strict=True)) | over_seeds(members) for key, members in groups.items()]
 
 
 def new_folder(parent: Path, name: str) -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from scipy.stats import kendalltau
 
 from apportion.lab.figures.results import Cell, NotRun, StudyFile
+from apportion.lab.study.summary import more_than_claimed
 
 HEADINGS = ("method", "ours, %", "printed, %", "difference", "true ε", "claimed ε", "seconds")
 MARKS = {True: " ✓", False: " ✗", None: ""}
@@ -99,7 +100,7 @@ def _spent(cell: Cell) -> str:
     """ε in bold if it is more than was claimed."""
     if cell.epsilon is None:
         return "none"
-    more = cell.paper_epsilon is not None and cell.epsilon > cell.paper_epsilon * (1 + 1e-9)
+    more = cell.paper_epsilon is not None and more_than_claimed(cell.epsilon, cell.paper_epsilon)
     return f"**{cell.epsilon:.3f}**" if more else f"{cell.epsilon:.3f}"
 
 
