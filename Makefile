@@ -9,7 +9,7 @@ WORKERS ?= 2
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-# Every install goes through constraints.txt, build environments included: a bare `torch` would pull gigabytes of CUDA.
+# Every install goes through constraints.txt, build environments included: what is tested is what is installed.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'

@@ -43,6 +43,13 @@ def test_a_study_is_kept_and_not_run_again(apportion, tmp_path, file):
     assert "apportion report" in again[1]
 
 
+def test_what_cannot_be_run_yet_is_said_and_not_shown_as_an_empty_table(apportion, tmp_path):
+    code, shown, said = apportion("compare", "monir_e4", "--out", str(tmp_path))
+    assert code == 0
+    assert not shown
+    assert "2 printed cells are not run: needs budgets of single people" in said
+
+
 def test_changed_settings_are_said(apportion, tmp_path, file):
     apportion("compare", str(file), "--out", str(tmp_path), "--processes", "1")
     file.write_text(STUDY.format(lr=1.0))

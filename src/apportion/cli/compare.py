@@ -19,7 +19,7 @@ SHORT_LIST = ("non-private", "abadi", "default")
 
 def compare(
     file: Annotated[
-        str | None, typer.Argument(help="A TOML file, or a packaged one: demo, lin-table-2, ….", show_default=False)
+        str | None, typer.Argument(help="A TOML file, or a packaged one: demo, lin_table_2, ….", show_default=False)
     ] = None,
     data: options.Data = None,
     model: options.Model = None,
@@ -69,8 +69,8 @@ def compare(
 ) -> None:
     """Train several recipes on one data set and write report.html and results.json.
 
-    A file with [[experiment]] is a study, such as all cells of a published table. Its runs have seeds and are kept in results/NAME.json:
-    what is there with the same settings is not run again, and an interrupted study goes on.
+    A file with tables called experiment is a study, such as all cells of a published table. Its runs have seeds and are kept in
+    results/NAME.json: what is there with the same settings is not run again, and an interrupted study goes on.
 
     Options override the file. On published benchmark data δ, unit and population have defaults; on your own data they must be
     said.

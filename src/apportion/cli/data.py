@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List, find and fetch data sets.", no_args_is_help=True)
 
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="A place to look in before all others.")]
+Target = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="Where to write it.", show_default="$APPORTION_DATA, or the user's cache folder"),
+]
 Name = Annotated[str, typer.Argument(help="A data set, e.g. mnist; `apportion data list` has them all.")]
 
 
@@ -48,7 +52,7 @@ def list_data(
 
 
 @app.command("fetch")
-def fetch_data(name: Name, data_dir: DataDir = None) -> None:
+def fetch_data(name: Name, data_dir: Target = None) -> None:
     """Download a data set and check it; prints the folder it is in."""
     from apportion.lab.data.fetch import fetch
 

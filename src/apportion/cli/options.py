@@ -18,7 +18,10 @@ Data = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option(help="cnn, papernot-cnn, … (docs/search.md), or your own module:function.", show_default=False),
+    typer.Option(
+        help="linear, mlp, cnn, lstm, embedding, papernot-cnn, …, or your own module:function.",
+        show_default="by the kind of data",
+    ),
 ]
 Activation = Annotated[
     str | None, typer.Option(help="relu or tanh, for a built-in model.", show_default="the model's own")
@@ -36,16 +39,16 @@ Population = Annotated[
     int | None, typer.Option(help="Declared number of records: a public figure, never counted.", show_default=False)
 ]
 SampleRate = Annotated[
-    float | None, typer.Option(help="q, the probability of a record to join a batch.", show_default=False)
+    float | None, typer.Option(help="q, the probability of a record to join a batch.", show_default="of digits 0.2")
 ]
-Steps = Annotated[int | None, typer.Option(help="Number of updates.", show_default=False)]
+Steps = Annotated[int | None, typer.Option(help="Number of updates.", show_default="of digits 200")]
 Epochs = Annotated[
-    float | None, typer.Option(help="Instead of --steps; an epoch is round(1/q) steps.", show_default=False)
+    float | None, typer.Option(help="Instead of --steps; an epoch is round(1/q) steps.", show_default="10")
 ]
 BatchSize = Annotated[
-    int | None, typer.Option(help="Instead of --sample-rate: expected batch size.", show_default=False)
+    int | None, typer.Option(help="Instead of --sample-rate: expected batch size.", show_default="512")
 ]
-LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate.", show_default=False)]
+LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate.", show_default="0.5; of digits 2.0")]
 Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum (0.9), adam, adamw or rmsprop.", show_default="sgd")]
 Momentum = Annotated[float | None, typer.Option(help="Of the optimiser sgd.", show_default="0")]
 MicroBatch = Annotated[

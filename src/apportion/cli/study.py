@@ -56,12 +56,22 @@ def run_study_file(
         raise
     for data, reason in results.without_data.items():
         print_error_stream(f"{data}: its cells were left out, the others were run: {reason}")
-    _show_cells(results.content(), as_json=as_json)
+    content = results.content()
+    for reason, entries in _by_reason(content["not_run"]).items():
+        print_error_stream(f"{len(entries)} printed cells are not run: {reason}")
+    if content["cells"]:
+        _show_cells(content, as_json=as_json)
     if as_json:
-        content = results.content()
         typer.echo(json.dumps({key: value for key, value in content.items() if key != "runs"}))
-    else:
+    elif content["cells"]:
         typer.echo(f"Look at   apportion report {path}")
+
+
+def _by_reason(not_run: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for entry in not_run:
+        found.setdefault(entry["reason"], []).append(entry)
+    return found
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def choosing_table(results: Results) -> str | None:
                 f"{epsilon:g}",
                 plain(best.recipe),
                 shown(best.test_accuracy, best.test_accuracy_std),
-                ", ".join(plain(cell.recipe) for cell in as_good(best, [cell for _, cell in found])) or "–",
+                "; ".join(plain(cell.recipe) for cell in as_good(best, [cell for _, cell in found])) or "–",
                 f"{best.seconds:,.0f}",
                 f"`{study}`",
             ]

@@ -23,7 +23,9 @@ def consumption(title: str, subtitle: str, study: StudyFile, *, logarithmic: boo
 
 def monir_consumption(results: Results) -> str | None:
     """What noise that decays spends in 100 epochs."""
-    subtitle = "The multiplier falls from σ₀ = 10; beside it, fixed at 8. A plan ends where the next step would exceed ε = 100."
+    subtitle = (
+        "The multiplier falls from σ₀ = 10; beside it, fixed at 8. A plan ends where the next step would exceed ε = 5."
+    )
     return consumption(
         "The budget under noise that decays", subtitle, results.studies["monir_consumption"], logarithmic=True
     )
