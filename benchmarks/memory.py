@@ -25,8 +25,8 @@ from peers import OURS
 from torch.nn import functional
 from workloads import WORKLOADS
 
+from apportion.curator.engine_choice import per_record_mode
 from apportion.curator.memory import memory_model
-from apportion.curator.probe import per_record_mode
 
 WORKLOAD, BATCHES, MICRO_BATCH = "b1", (64, 128, 256, 512, 1024, 2048), 64
 WAYS = {

@@ -9,8 +9,9 @@ from torch.nn import functional
 
 from apportion.curator.clipping import clipped_sums
 from apportion.curator.compatibility import check
+from apportion.curator.engine_choice import per_record_mode
 from apportion.curator.gradients.engine import build_engine
-from apportion.curator.probe import per_record_mode, probe_loss, probe_model
+from apportion.curator.probe import probe_loss, probe_model
 from apportion.errors import UnsupportedModel, WrongOrder
 from apportion.request import ClippedSum
 
@@ -132,7 +133,7 @@ def test_a_batch_dimension_that_comes_back_is_exact(case):
 
 def test_a_layer_that_does_not_see_the_batch_is_named():
     torch.manual_seed(0)
-    with pytest.raises(UnsupportedModel, match="second did not get one row for each record"):
+    with pytest.raises(UnsupportedModel, match="second.weight, second.bias got 10 rows for 5 records"):
         answer(build_engine(Calls(RESHAPED["halves as records"]), "one-pass"))
 
 

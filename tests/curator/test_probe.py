@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from apportion.curator.probe import per_record_mode, probe_loss, probe_model
+from apportion.curator.engine_choice import per_record_mode
+from apportion.curator.probe import probe_loss, probe_model
 from apportion.errors import InvalidArgument, UnsupportedModel
 
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from apportion.curator.clipping import clipped_sums, held
+from apportion.curator.engine_choice import per_record_mode
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.reference import trained_parameters
-from apportion.curator.probe import per_record_mode, probe_loss, probe_model
+from apportion.curator.probe import probe_loss, probe_model
 from apportion.curator.tree import map_tensors
 from apportion.request import ClippedSum
 

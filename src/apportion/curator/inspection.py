@@ -13,11 +13,11 @@ from torch import nn
 from apportion.curator.clipping import clipped_sums
 from apportion.curator.compatibility import copy_of
 from apportion.curator.curator import USUAL, Execution
+from apportion.curator.engine_choice import per_record_mode
 from apportion.curator.gradients.engine import Engine, build_engine
 from apportion.curator.gradients.one_pass import OnePass, RecordGradients
 from apportion.curator.gradients.use import Mode
 from apportion.curator.memory import memory_model, repeated, stand_in_loss, synthetic_batch
-from apportion.curator.probe import per_record_mode
 from apportion.curator.tree import batch_size, call_model
 from apportion.request import ClippedSum
 

@@ -29,10 +29,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from apportion.curator.compatibility import copy_of
 from apportion.curator.curator import LARGEST, Curator, Execution
 from apportion.curator.gradients.engine import Mode, build_engine
-from apportion.curator.probe import synthetic_outputs
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
 from apportion.curator.sizes import as_text
+from apportion.curator.synthetic import synthetic_outputs
 from apportion.curator.tree import batch_size, call_model, map_tensors, tensors_of
 from apportion.errors import InvalidArgument
 from apportion.request import ClippedSum, Event, Request

@@ -16,13 +16,15 @@ from apportion.accounting.ledger import Ledger
 from apportion.budget import Budget
 from apportion.curator.compatibility import check, copy_of
 from apportion.curator.curator import Charges, Curator, Draws, Execution, LossFunction
+from apportion.curator.engine_choice import per_record_mode
 from apportion.curator.gradients.engine import Engine, Mode, build_engine
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.mechanisms import Mechanism
 from apportion.curator.memory import with_known_batch
-from apportion.curator.probe import per_record_mode, probe_loss, probe_model
+from apportion.curator.probe import probe_loss, probe_model
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
+from apportion.curator.vetting import VettedShapes
 from apportion.errors import InvalidArgument, WrongOrder
 from apportion.request import Released, Request
 from apportion.strategies.clip import Clip
@@ -250,6 +252,8 @@ def open_session(
     plan = make_plan(budget, sampling, clip, noise, accountant, spare)
     execution = with_known_batch(execution, model, mode, records.example[0])
     engine = build_engine(model, mode)
+    if mode not in ("vmap", "loop"):  # where records run together
+        engine = VettedShapes(engine, records.example[0])
     checkpoints: Checkpoints | None = None
     earlier: dict[str, Any] | None = None
     if out is not None:

@@ -51,7 +51,7 @@ class ConvolutionUse:
         self._gradients: Tensor | None = None
 
     def receive(self, output_gradient: Tensor) -> None:
-        self._gradients = output_gradient
+        self._gradients, self._writes = output_gradient, output_gradient._version
         self._norms: dict[str, Tensor] = {}
         self._bias_rows = output_gradient.flatten(2).sum(2) if "bias" in self.names else None
         if "weight" in self.names:
@@ -125,7 +125,13 @@ class ConvolutionUse:
 
     @property
     def _gradients_or_fail(self) -> Tensor:
+        """The output gradient of which the norms were taken. Autograd hands it to others as well, who must not write to it."""
         assert self._gradients is not None
+        if self._gradients._version != self._writes:
+            raise UnsupportedModel(
+                f"the gradient that belongs to {self.names['weight']} was overwritten in place after its norm was taken, by a hook or a "
+                "backward function of the model's own. Let it return a new tensor"
+            )
         return self._gradients
 
     def _written_out_norms(self, records: slice | Tensor) -> Tensor:
@@ -238,6 +244,7 @@ class ConvolutionUse:
             self._bias_rows = without(records, self._bias_rows)
         if self._gradients is not None:
             self._inputs, self._gradients = without(records, self._inputs), without(records, self._gradients)
+            self._writes = self._gradients._version
 
 
 def _summed(parts: Iterable[Tensor]) -> Tensor:

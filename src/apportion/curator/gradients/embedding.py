@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from apportion.curator.gradients.rounding import margin
+from apportion.curator.gradients.rounding import LONGEST_SUM, margin, squared
 from apportion.curator.gradients.use import scaled, without
 from apportion.errors import UnsupportedModel
 
@@ -62,7 +62,10 @@ class EmbeddingUse:
         ordered, order = _sorted(self._tokens)
         equal = ordered[:, 1:] == ordered[:, :-1]
         again = nn.functional.pad(equal, (1, 0)) | nn.functional.pad(equal, (0, 1))  # beside an equal neighbour
-        alone = torch.linalg.vector_norm(self._gradients, dim=2).double().square()
+        if self._gradients.shape[2] > LONGEST_SUM:
+            alone = squared(self._gradients.flatten(0, 1)).view(-1, places)
+        else:
+            alone = torch.linalg.vector_norm(self._gradients, dim=2).double().square()
         record, place = again.nonzero(as_tuple=True)
         if not len(record):
             return {self.names["weight"]: alone.sum(1)}

@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from apportion.curator.gradients.forgetting import PlainAttributes
 from apportion.curator.gradients.layers import instrument
 from apportion.curator.gradients.losses import LossFunction, record_losses, require_leaves
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.gradients.rounding import squared
 from apportion.curator.gradients.structure import Structure
-from apportion.curator.gradients.use import Mode, Use, added, chunks, wide
+from apportion.curator.gradients.use import Mode, Use, added, chunks, full_precision, wide
 from apportion.curator.tree import batch_size, call_arguments, map_tensors
 from apportion.errors import UnsupportedModel, WrongOrder
 
@@ -163,6 +164,7 @@ class OnePass:
         self._collected: list[Use] = []
         self.fallbacks = instrument(self._scratch, self)
         """Modules without a rule of their own."""
+        self._attributes = PlainAttributes(self._scratch)
         self._structure = Structure(model)
         self._copied: list[tuple[int, int]] = []
 
@@ -171,11 +173,9 @@ class OnePass:
 
         def noted(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> Tensor:
             given = inputs[0] if inputs else named["input"]
-            if given.shape[0] != self._records:
-                raise UnsupportedModel(
-                    f"{path} did not get one row for each record: its first dimension is not the batch"
-                )
-            return self.watch(make(module, names, self.note(path, given)), output)
+            use = make(module, names, self.note(path, given))
+            self._require_one_row_each(use, given.shape[0])
+            return self.watch(use, output)
 
         # First of the hooks: what a hook of the model's own makes of the output comes after the layer.
         module.register_forward_hook(noted, with_kwargs=True, prepend=True)
@@ -188,13 +188,14 @@ class OnePass:
         self._noted.append((path, kept, kept._version))
         return wide(kept)
 
-    def watch(self, use: Use, output: Tensor) -> Tensor:
+    def watch(self, use: Use, output: Tensor, batch_dimension: int = 0) -> Tensor:
         """The layer's output, as later layers see it; its gradient is delivered to `use`."""
+        self._require_one_row_each(use, output.shape[batch_dimension])
 
         def deliver(gradient: Tensor) -> None:
             if not self._records:
                 return  # of an empty batch every gradient is zero, as of a layer that was not used
-            with torch.no_grad():
+            with full_precision():
                 use.receive(wide(gradient.detach()))
             self._uses.append(use)
 
@@ -202,9 +203,19 @@ class OnePass:
         return tapped
 
     def collect(self, use: Use, leaves: Iterable[Tensor]) -> None:
-        """A use whose gradients autograd leaves in tensors of its own."""
-        self._leaves += leaves
+        """A use whose gradients autograd leaves in tensors of its own, with a row for each record."""
+        for leaf in leaves:
+            self._require_one_row_each(use, leaf.shape[0])
+            self._leaves.append(leaf)
         self._collected.append(use)
+
+    def _require_one_row_each(self, use: Use, rows: int) -> None:
+        """A layer that gets several rows of a record would clip each of them by itself: k rows would add up to k·C."""
+        if rows != self._records:
+            raise UnsupportedModel(
+                f"the layer with {', '.join(use.names.values())} got {rows} rows for {self._records} records: its first dimension "
+                "is not the batch. Keep the records apart in the first dimension"
+            )
 
     def forward(self, inputs: Any) -> Any:
         """The model's outputs for a batch."""
@@ -250,6 +261,7 @@ class OnePass:
                 for copied, original in self._pairs():
                     copied.copy_(original)
             self._copied = self._state()
+        self._attributes.restore()
         for own, module in zip(self._scratch.modules(), self.model.modules(), strict=True):
             own.training = module.training
 

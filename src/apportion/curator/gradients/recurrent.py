@@ -107,7 +107,7 @@ class _Layers:
         projected = linear(inputs, weights["weight_ih"], bias)
         if names:
             use = RecurrentUse(names, self._engine.note(self._path, inputs), recurrence)
-            projected = self._engine.watch(use, projected)
+            projected = self._engine.watch(use, projected, batch_dimension=1)
         results: tuple[Tensor, ...] = Unrolled.apply(recurrence, projected, *initial)
         return results
 

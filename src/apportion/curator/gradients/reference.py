@@ -2,7 +2,7 @@
 
 Every record gets its own copy θ_i of the trained parameters and is evaluated alone, as a batch of one. The outputs are stacked, so
 any loss can follow, and one backward pass leaves in θ_i.grad the gradient of record i: ∂L/∂θ_i. Because a record is evaluated
-alone, the forward pass cannot mix records by construction.
+alone, the forward pass cannot mix records, unless a module keeps something of them in a place that is not put back (`forgetting.py`).
 
 The forward pass runs in a **scratch copy** of the model, with copies of all weights and buffers: whatever a module remembers of the
 records it saw (a running maximum, a cached input, rows rescaled in place) stays behind the trust boundary and never reaches the
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from apportion.curator.gradients.forgetting import PlainAttributes
 from apportion.curator.gradients.losses import LossFunction, record_losses, require_leaves
 from apportion.curator.gradients.structure import Structure
 from apportion.curator.tree import batch_size, call_arguments, map_tensors
@@ -40,6 +41,7 @@ class ReferenceGradients:
     def __init__(self, model: nn.Module, mode: Literal["vmap", "loop"]):
         self.model, self.mode = model, mode
         self._scratch = copy.deepcopy(model)
+        self._attributes = PlainAttributes(self._scratch)
         self._structure = Structure(model)
         self._frozen: dict[str, Tensor] = {}
         self._copies: list[Mapping[str, Tensor]] | None = None
@@ -90,6 +92,7 @@ class ReferenceGradients:
 
     def _alone(self, parameters: Mapping[str, Tensor], record: Any) -> Any:
         positional, named = call_arguments(map_tensors(lambda tensor: tensor.unsqueeze(0), record))
+        self._attributes.restore()  # as for the buffers: what a module keeps of a record does not reach the next one
         buffers = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
         output = functional_call(self._scratch, {**self._frozen, **buffers, **parameters}, positional, named)
         return map_tensors(lambda tensor: tensor.squeeze(0), output)

@@ -34,7 +34,7 @@ FAINT = 1e-22
 def squared(values: Tensor) -> Tensor:
     """Σ over all dimensions but the first of the squares, (b,), in float64."""
     dense = sorted(range(1, values.dim()), key=values.stride, reverse=True)
-    flat = values.permute(0, *dense).flatten(1)  # no copy, also of channels_last
+    flat = values.permute(0, *dense).flatten(1) if dense else values.unsqueeze(1)  # no copy, also of channels_last
     whole = flat.shape[1] // LONGEST_SUM * LONGEST_SUM
     total: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
     if whole:

@@ -11,7 +11,8 @@ Each layer family is one file with one kind of `Use`, which answers both with as
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Literal, Protocol
 
 import torch
@@ -59,6 +60,16 @@ class Use(Protocol):
     def kernel(self) -> str:
         """How the norms are computed, for people: "product of norms", "Gram", "materialised", ..."""
         ...
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """For norms and sums: autograd does not watch, and `torch.autocast` does not turn products into bfloat16, as a loop may want it to."""
+    with torch.no_grad(), ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def chunks(records: int, numbers_each: int) -> list[slice]:

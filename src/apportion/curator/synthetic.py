@@ -1,0 +1,159 @@
+"""Synthetic records, shaped like an example, on which a copy of a model is run. No value of a real record is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves, tree_map
+
+from apportion.curator.compatibility import copy_of
+from apportion.curator.sameness import identical, named_tensors
+from apportion.curator.tree import call_model
+from apportion.errors import ApportionError, InvalidArgument, UnsupportedModel
+
+Structure = Any
+"""One record, or a batch of them: a tensor, or a tuple, list or dict of these."""
+RECORDS = 3
+"""In a synthetic batch: two could hide mixing that is symmetric in its pair."""
+_Result = TypeVar("_Result")
+
+
+def device_of(model: nn.Module) -> torch.device:
+    tensor = next((t for t in (*model.parameters(), *model.buffers())), None)
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+def prepared(model: nn.Module) -> nn.Module:
+    """A copy in train() mode whose dropout drops nothing, so that its outputs can be compared."""
+    if any(is_lazy(tensor) or tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise UnsupportedModel(
+            "The model has parameters without values, so that it cannot be run; check(model) names them."
+        )
+    subject = copy_of(model).train()
+    for module in subject.modules():
+        if isinstance(module, _DropoutNd):
+            module.p = 0.0
+        # nn.MultiheadAttention, nn.LSTM and many layers written by hand
+        if isinstance(vars(module).get("dropout"), float):
+            vars(module)["dropout"] = 0.0
+    return subject
+
+
+def batches(
+    argument: str,
+    example: Structure,
+    model: nn.Module,
+    draw: Callable[..., torch.Tensor] = torch.randn,
+    *,
+    varied: bool = False,
+) -> Iterator[Structure]:
+    """Synthetic batches shaped like `example`, to be tried in turn until one runs.
+
+    Floats are random, booleans False. Integers are the number of the record, because records that are all zeros would hide
+    mixing; as a model may know fewer than three words or classes, they are then cut at 1 and at last at 0.
+
+    Args:
+        varied: integers and booleans are random as well. The first boolean of a record is False: a mask that hides everything would
+            hide mixing, too.
+    """
+    leaves = tree_leaves(example)
+    if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        raise InvalidArgument(
+            argument,
+            example,
+            "one record must be made of tensors",
+            "Pass a tensor, or a tuple, list or dict of tensors",
+        )
+    device = device_of(model)
+    # An index out of range is an error on the CPU that can be caught, but on a GPU it ends the process.
+    for highest in range(RECORDS - 1, -1, -1) if device.type == "cpu" else [0]:
+        generator = torch.Generator().manual_seed(0)
+
+        def synthetic(
+            leaf: torch.Tensor, highest: int = highest, generator: torch.Generator = generator
+        ) -> torch.Tensor:
+            shape = (RECORDS, *leaf.shape)
+            if leaf.is_floating_point() or leaf.is_complex():
+                values = draw(shape, generator=generator)
+            elif varied and leaf.numel() > 1:
+                values = torch.randint(2 if leaf.dtype == torch.bool else highest + 1, shape, generator=generator)
+                if leaf.dtype == torch.bool:
+                    values.view(RECORDS, -1)[:, 0] = 0
+            elif leaf.dtype == torch.bool:
+                values = torch.zeros(shape)
+            else:
+                numbers = torch.arange(RECORDS).clamp(max=highest)
+                values = numbers.reshape(RECORDS, *[1] * leaf.dim()).expand(shape)
+            return values.to(device=device, dtype=leaf.dtype, copy=True)
+
+        yield tree_map(synthetic, example)
+
+
+def has_whole_numbers(example: Structure) -> bool:
+    return any(not (leaf.is_floating_point() or leaf.is_complex()) for leaf in tree_leaves(example))
+
+
+def pairs(inputs: Structure, target: Structure, model: nn.Module) -> Iterator[tuple[Structure, Structure]]:
+    for records in batches("inputs", inputs, model):
+        for answers in batches("target", target, model, draw=torch.rand):
+            yield records, answers
+
+
+def first_that_runs(
+    function: Callable[[Structure], _Result], candidates: Iterator[Structure], subject: str, example: Structure
+) -> tuple[Structure, _Result]:
+    """The first candidate that `function` accepts, and its result; if none, say why and on what shape it failed."""
+    failure: Exception | None = None
+    for candidate in candidates:
+        try:
+            return candidate, function(candidate)
+        except ApportionError:
+            raise
+        except Exception as error:
+            failure = error
+    shape = tree_map(lambda tensor: f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}", example)
+    raise UnsupportedModel(
+        f"{subject} failed on a synthetic record of {shape} with a batch dimension in front: "
+        f"{type(failure).__name__}: {failure}. "
+        "Inputs are passed as model(x), a tuple as model(*x), a dict as model(**x); class labels must be int64."
+    ) from failure
+
+
+def run(model: nn.Module, batch: Structure, seed: int) -> Structure:
+    given = tree_map(torch.clone, batch)
+    with seeded(seed, device_of(model)):
+        outputs = call_model(model, given)
+    if not all(identical(one, other) for one, other in zip(tree_leaves(given), tree_leaves(batch), strict=True)):
+        raise UnsupportedModel(
+            "The model overwrites the records that it is given. "
+            "Use inplace=False in its first layers; ap.fix(model) does it in a copy."
+        )
+    return outputs
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Give the model fixed random draws, and put the global random state back afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+def synthetic_outputs(run: Callable[[Structure], Structure], model: nn.Module, inputs: Structure) -> list[torch.Tensor]:
+    """The tensors that `run` returns for synthetic records shaped like `inputs`, those that depend on parameters."""
+    with seeded(0, device_of(model)):
+        _, outputs = first_that_runs(run, batches("inputs", inputs, model), "The model", inputs)
+    return [tensor for _, tensor in named_tensors(outputs) if tensor.requires_grad]
+
+
+def pick(batch: Structure, records: list[int]) -> Structure:
+    return tree_map(lambda leaf: leaf[records] if isinstance(leaf, torch.Tensor) else leaf, batch)
