@@ -19,11 +19,11 @@ def ramp_up(results: Results) -> str | None:
     panels = []
     for experiment in study.experiments:
         lines = kept(
-            over_time(recipe, runs, lambda entry: entry.median_norm)
+            over_time(recipe, runs, lambda entry: entry.median_norm, positive=True)
             for recipe, runs in study.runs_of(experiment).items()
         )
         if lines:
-            panels.append(Panel(experiment, "epoch", "median gradient norm", lines))
+            panels.append(Panel(experiment, "epoch", "median gradient norm", lines, frozenset("y")))
     subtitle = (
         "Median norm of unclipped gradients with fixed thresholds C. Read without noise, on published benchmarks only."
     )
