@@ -17,6 +17,10 @@ COLOURS: tuple[tuple[str, str], ...] = (
     ("#882255", "#d9749f"),
     ("#117733", "#5fbf7f"),
     ("#7a7a22", "#c2c25a"),
+    ("#aa3399", "#dd88cf"),
+    ("#7f3010", "#cf8f70"),
+    ("#00808a", "#45b8c4"),
+    ("#5566c0", "#96a4f2"),
 )
 # From the first group of parameters to the last, through the middle: blue to yellow, which all kinds of colour vision tell apart.
 RAMP: tuple[tuple[str, str], ...] = (("#3b1f7a", "#a897ff"), ("#1f8a8c", "#3fc1b0"), ("#d19a1c", "#f2cc4d"))
