@@ -60,7 +60,7 @@ class WrittenRows:
 
     def squared_norms(self) -> dict[str, Tensor]:
         return {
-            name: torch.linalg.vector_norm(_flat(rows), dim=1, dtype=torch.float64).square()
+            name: torch.linalg.vector_norm(framed.flat(rows), dim=1, dtype=torch.float64).square()
             for name, rows in self._rows.items()
         }
 
@@ -70,7 +70,7 @@ class WrittenRows:
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
-            name: (weights[name] @ _flat(rows).to(torch.float64)).reshape(rows.shape[1:])
+            name: (weights[name] @ framed.flat(rows).to(torch.float64)).reshape(rows.shape[1:])
             for name, rows in self._rows.items()
         }
 
@@ -79,11 +79,6 @@ class WrittenRows:
 
     def __len__(self) -> int:
         return next((len(rows) for rows in self._rows.values()), 0)
-
-
-def _flat(rows: Tensor) -> Tensor:
-    """(b, numbers); a parameter may be a single number."""
-    return rows.flatten(1) if rows.dim() > 1 else rows.unsqueeze(1)
 
 
 def group_names(release: Release, trained: Sequence[str]) -> tuple[str, ...]:

@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from apportion import validate
 from apportion.curator import mechanisms
 from apportion.curator.clipping import Gradients, Rows, clipped_sums, group_names
 from apportion.curator.gradients.engine import Engine, Mode
+from apportion.curator.gradients.forgetting import Forgetful
 from apportion.curator.gradients.losses import ForeignParameter, LossFunction
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.gradients.use import full_precision
@@ -232,6 +233,7 @@ class Curator:
         self._records, self._engine, self._charges, self._randomness = records, engine, charges, randomness
         self._execution = execution or Execution()
         self._mechanism = mechanism or mechanisms.gaussian
+        self._loss: Forgetful | None = None
 
     def open(self, request: Request) -> Draw:
         """Charge `request`, then toss its coins. For loops that compute the gradients themselves."""
@@ -251,6 +253,10 @@ class Curator:
 
     def answer(self, request: Request, loss_fn: LossFunction) -> Released:
         """The noisy clipped gradient that `request` asks for."""
+        if isinstance(loss_fn, nn.Module):
+            if self._loss is None or self._loss.loss is not loss_fn:
+                self._loss = Forgetful(loss_fn)
+            loss_fn = self._loss
         draw = self.open(request)
         for batch in draw.micro_batches():
             with draw.secret_dropout(), warnings.catch_warnings():

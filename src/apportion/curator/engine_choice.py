@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from apportion.curator.clipping import Gradients, Rows, held
 from apportion.curator.compatibility import copy_of
@@ -17,7 +17,7 @@ from apportion.curator.gradients.engine import Mode, build_engine
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.one_path import takes_one_path
 from apportion.curator.sameness import close, named_tensors
-from apportion.curator.synthetic import Structure, device_of, first_that_runs, pairs, prepared, seeded
+from apportion.curator.synthetic import LENGTHS, Structure, device_of, first_that_runs, pairs, pick, prepared, seeded
 from apportion.errors import UnsupportedModel
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
@@ -32,12 +32,15 @@ def per_record_mode(
     inputs: Structure,
     target: Structure,
     wanted: Literal["auto"] | Mode = "auto",
+    *,
+    trusted: bool | None = None,
 ) -> Mode:
     """The first engine, from the fastest to the slowest, that gives the gradients of single passes on synthetic records.
 
-    An engine that is `wanted` must be among those that do; it is trusted with a forward pass that branches on its data, which is otherwise
-    left to "vmap" or "loop", where records cannot meet. Operators without a batching rule leave "loop". In a training loop of a person's
-    own the loss is not known beforehand: with `loss_fn=None` the size of the outputs stands for it.
+    An engine that is `wanted` must be among those that do. If it is `trusted`, as one is that a person asked for, the forward pass may
+    branch on its data, which is otherwise left to "vmap" or "loop", where records cannot meet. Operators without a batching rule leave
+    "loop". In a training loop of a person's own the loss is not known beforehand: with `loss_fn=None` the size of the outputs stands for
+    it.
     """
     subject = prepared(model)
     loss = copy_of(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
@@ -60,13 +63,31 @@ def per_record_mode(
             found = _summary(engine.gradients()) / factor
             return found.to(next(iter(trained_parameters(subject).values())).dtype)
 
-    def loud_ones_match(mode: Mode) -> bool:
-        """Nearly always gradients grow with the loss. Where hooks limit them, the reference is asked again, at all sizes between: what is
-        limited vanishes beside what is not."""
-        if close(gradients(mode, pair, seed=0, factor=_LOUDER[-1]), expected, looseness=10):
-            return True
-        both = ((gradients(mode, pair, 0, factor), gradients("loop", pair, 0, factor)) for factor in _LOUDER)
-        return all(close(one, other, looseness=10) for one, other in both)
+    def others() -> Iterator[tuple[Structure, Structure]]:
+        """Two records, because three rows of a layer may be something else than three records; where the model takes them, of different
+        lengths, which it may sort, or hide parts of."""
+        found = 0
+        for lengths in LENGTHS if _has_masks(inputs) else LENGTHS[:1]:
+            for other in pairs(inputs, target, subject, lengths):
+                with suppress(Exception):  # not every model takes any number, or any mask
+                    gradients("loop", other, seed=0)
+                    found += 1
+                    yield pick(other, [0, 1])
+                    break
+        if not found:
+            yield pick(pair, [0, 1])
+
+    def others_match(mode: Mode) -> bool:
+        """Of a loss that is much larger, too. Nearly always gradients grow with it; where hooks limit them, all sizes between are compared,
+        because what is limited vanishes beside what is not."""
+        return all(
+            close(gradients(mode, other, 0, _LOUDER[-1]), gradients("loop", other, 0), looseness=10)
+            or all(
+                close(gradients(mode, other, 0, factor), gradients("loop", other, 0, factor), looseness=10)
+                for factor in (1.0, *_LOUDER)
+            )
+            for other in others()
+        )
 
     pair, expected = first_that_runs(
         lambda pair: gradients("loop", pair, seed=0),
@@ -78,7 +99,9 @@ def per_record_mode(
     with warnings.catch_warnings():
         # Where torch can work around a missing batching rule it says so, which is not a reason to go without the others.
         warnings.simplefilter("ignore")
-        one_path = wanted != "auto" or takes_one_path(subject, tree_map(torch.clone, pair[0]))
+        one_path = (wanted != "auto" if trusted is None else trusted) or takes_one_path(
+            copy_of(subject), tree_map(torch.clone, pair[0])
+        )
         for mode in _FAST:
             if wanted not in ("auto", mode) or (mode == "one-pass, channels last" and not _has_images(subject)):
                 continue
@@ -88,7 +111,7 @@ def per_record_mode(
                 agrees = close(gradients(mode, pair, seed=0), expected, looseness=10)
                 if mode == "vmap" and (agrees or not repeatable):
                     return mode
-                if agrees and loud_ones_match(mode):
+                if agrees and others_match(mode):
                     return mode
     if wanted not in ("auto", "loop"):
         raise UnsupportedModel(
@@ -96,6 +119,10 @@ def per_record_mode(
             'Use Execution(engine="auto"), which finds one that does.'
         )
     return "loop"
+
+
+def _has_masks(inputs: Structure) -> bool:
+    return any(leaf.dtype == torch.bool for leaf in tree_leaves(inputs))
 
 
 def _has_images(model: nn.Module) -> bool:
@@ -110,7 +137,7 @@ def _summary(gradients: Gradients | Rows) -> torch.Tensor:
     records = held(gradients)
     norms = records.squared_norms()
     sums = [
-        records.weighted_sums({name: torch.tensor(weights, dtype=torch.float64) for name in norms})
+        records.weighted_sums({name: torch.tensor(weights[: len(records)], dtype=torch.float64) for name in norms})
         for weights in ([1.0, 0.5, 0.25], [0.25, 1.0, -0.5])
     ]
     values = [norm.sqrt() for norm in norms.values()] + [value for part in sums for value in part.values()]

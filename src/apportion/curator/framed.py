@@ -37,10 +37,15 @@ def weighted_sum(records: Gradients, name: str, frame: Frame, weights: Tensor) -
     return total.reshape(frame.scale[name].shape)
 
 
+def flat(rows: Tensor) -> Tensor:
+    """(n, numbers); a parameter may be a single number."""
+    return rows.flatten(1) if rows.dim() > 1 else rows.unsqueeze(1)
+
+
 def _rows(records: Gradients, name: str, frame: Frame) -> Iterator[tuple[slice, Tensor]]:
     centre, scale = frame.centre[name].double().flatten(), frame.scale[name].double().flatten()
     few = max(1, PIECE // max(1, centre.numel()))
     for start in range(0, len(records), few):
         part = slice(start, min(start + few, len(records)))
-        rows = records.rows(name, part).flatten(1)
+        rows = flat(records.rows(name, part))
         yield part, (rows - centre).div_(scale)  # float64, and a tensor of its own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -21,6 +21,8 @@ Structure = Any
 """One record, or a batch of them: a tensor, or a tuple, list or dict of these."""
 RECORDS = 3
 """In a synthetic batch: two could hide mixing that is symmetric in its pair."""
+Lengths = Literal["padded", "kept"] | None
+LENGTHS: tuple[Lengths, ...] = ("padded", "kept")
 _Result = TypeVar("_Result")
 
 
@@ -51,7 +53,7 @@ def batches(
     model: nn.Module,
     draw: Callable[..., torch.Tensor] = torch.randn,
     *,
-    varied: bool = False,
+    lengths: Lengths = None,
 ) -> Iterator[Structure]:
     """Synthetic batches shaped like `example`, to be tried in turn until one runs.
 
@@ -59,8 +61,8 @@ def batches(
     mixing; as a model may know fewer than three words or classes, they are then cut at 1 and at last at 0.
 
     Args:
-        varied: integers and booleans are random as well. The first boolean of a record is False: a mask that hides everything would
-            hide mixing, too.
+        lengths: if given, records have different lengths, and integers are random as well: behind its length a record has zeros, and
+            booleans are a mask that is true there ("padded"), or before ("kept").
     """
     leaves = tree_leaves(example)
     if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
@@ -81,26 +83,32 @@ def batches(
             shape = (RECORDS, *leaf.shape)
             if leaf.is_floating_point() or leaf.is_complex():
                 values = draw(shape, generator=generator)
-            elif varied and leaf.numel() > 1:
-                values = torch.randint(2 if leaf.dtype == torch.bool else highest + 1, shape, generator=generator)
-                if leaf.dtype == torch.bool:
-                    values.view(RECORDS, -1)[:, 0] = 0
+            elif lengths is not None and leaf.dim() and leaf.dtype != torch.bool:
+                values = torch.randint(highest + 1, shape, generator=generator)
             elif leaf.dtype == torch.bool:
                 values = torch.zeros(shape)
             else:
                 numbers = torch.arange(RECORDS).clamp(max=highest)
                 values = numbers.reshape(RECORDS, *[1] * leaf.dim()).expand(shape)
+            if lengths is not None and leaf.dim():
+                beyond = _beyond(leaf.shape[0]).reshape(RECORDS, leaf.shape[0], *[1] * (leaf.dim() - 1))
+                mask = beyond if lengths == "padded" else ~beyond
+                values = mask.expand(shape) if leaf.dtype == torch.bool else values.masked_fill(beyond, 0)
             return values.to(device=device, dtype=leaf.dtype, copy=True)
 
         yield tree_map(synthetic, example)
 
 
-def has_whole_numbers(example: Structure) -> bool:
-    return any(not (leaf.is_floating_point() or leaf.is_complex()) for leaf in tree_leaves(example))
+def _beyond(places: int) -> torch.Tensor:
+    """(records, places), true behind the length of each record: two thirds, all and one third of the places, in no order."""
+    ends = torch.tensor([max(1, 2 * places // 3), places, max(1, places // 3)])
+    return torch.arange(places) >= ends[:, None]
 
 
-def pairs(inputs: Structure, target: Structure, model: nn.Module) -> Iterator[tuple[Structure, Structure]]:
-    for records in batches("inputs", inputs, model):
+def pairs(
+    inputs: Structure, target: Structure, model: nn.Module, lengths: Lengths = None
+) -> Iterator[tuple[Structure, Structure]]:
+    for records in batches("inputs", inputs, model, lengths=lengths):
         for answers in batches("target", target, model, draw=torch.rand):
             yield records, answers
 

@@ -29,7 +29,7 @@ from apportion.curator.randomness import Randomness
 from apportion.curator.records import Batch, as_records
 from apportion.curator.tree import batch_size as size_of
 from apportion.curator.tree import map_tensors, tensors_of
-from apportion.errors import BudgetExhausted, WrongOrder
+from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
 from apportion.strategies.clip import Clip
 from apportion.strategies.context import epoch_length
 from apportion.strategies.noise import NoiseSchedule
@@ -78,6 +78,10 @@ class PrivateModel(nn.Module):
         if current is None:
             raise WrongOrder(
                 "no batch is open: call private.model inside `for batch in private.batches()`, or in eval() mode for evaluation"
+            )
+        if inputs and named:
+            raise InvalidArgument(
+                "model", sorted(named), "some arguments were passed by name and others were not", "Pass all in one way"
             )
         structure: Any = named or (inputs[0] if len(inputs) == 1 else inputs)
         if size_of(structure) != current.size:

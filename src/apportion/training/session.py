@@ -253,7 +253,7 @@ def open_session(
     execution = with_known_batch(execution, model, mode, records.example[0])
     engine = build_engine(model, mode)
     if mode not in ("vmap", "loop"):  # where records run together
-        engine = VettedShapes(engine, records.example[0])
+        engine = VettedShapes(engine, records.example[0], chosen=execution.engine == "auto")
     checkpoints: Checkpoints | None = None
     earlier: dict[str, Any] | None = None
     if out is not None:

@@ -1,8 +1,9 @@
-"""What a module remembers of the records it saw is forgotten before it sees others.
+"""What modules remember of the records they saw is forgotten before they see others.
 
-Weights and buffers of a scratch copy are taken over from the model again and again. But a module may also keep numbers, tensors or anything
-else in attributes of its own: a running mean, the last hidden state. With those the records of one micro-batch would reach the gradients
-of another, past clipping. What is changed *inside* a list, a dict or another object is not undone.
+A module may keep numbers, tensors or anything else in attributes, in buffers that it makes or replaces, in hooks or children that it adds:
+a running mean, the last hidden state, a table that grows. With those the records of one micro-batch would reach the gradients of another,
+past clipping, or end a run that would not have ended without them. What is changed *inside* a list, a dict or another object is not
+undone, nor are attributes of scripted modules.
 """
 
 from __future__ import annotations
@@ -13,30 +14,66 @@ import torch
 from torch import Tensor, nn
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_MISSING = object()
 
 
-class PlainAttributes:
-    """The attributes of all modules as they are now, except those that every module has."""
+class ModuleState:
+    """All modules of a model as they are now: attributes, children, buffers, hooks. Without `training`, and without parameters' values."""
 
     def __init__(self, model: nn.Module):
-        self._modules = [(module, _plain(module)) for module in model.modules()]
-        tensors = [value for _, plain in self._modules for value in plain.values() if isinstance(value, Tensor)]
-        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
-        self._writes = [tensor._version for tensor, _ in self._tensors]
+        self._modules = [(module, _attributes(module)) for module in model.modules()]
+        self._registers = [
+            (register, dict(register))
+            for _, attributes in self._modules
+            for name, register in attributes.items()
+            if name in _OF_EVERY_MODULE and isinstance(register, dict)
+        ]
+        plain = [
+            value
+            for _, attributes in self._modules
+            for name, value in attributes.items()
+            if name not in _OF_EVERY_MODULE and isinstance(value, Tensor)
+        ]
+        # an attribute may be another view of a weight, which moves
+        weights = {_place(parameter) for parameter in model.parameters()}
+        tensors = [tensor for tensor in (*plain, *model.buffers()) if _place(tensor) not in weights]
+        self._tensors = [(tensor, tensor.detach(), tensor.detach().clone()) for tensor in tensors]
 
     def restore(self) -> None:
-        """Put them back."""
+        """Put them back. May raise if a tensor was changed beyond that; a new copy of the model is needed then."""
         for module, before in self._modules:
             now = vars(module)
-            for name in _plain(module).keys() - before.keys():
+            for name in now.keys() - before.keys() - {"training"}:
                 del now[name]
             now.update(before)
-        for at, (tensor, values) in enumerate(self._tensors):
-            if tensor._version != self._writes[at]:
-                with torch.no_grad():
-                    tensor.copy_(values)
-                self._writes[at] = tensor._version
+        for register, content in self._registers:
+            if len(register) != len(content) or any(
+                register.get(name, _MISSING) is not value for name, value in content.items()
+            ):
+                register.clear()
+                register.update(content)
+        with torch.no_grad():
+            for tensor, room, values in self._tensors:
+                if tensor.data_ptr() != room.data_ptr() or tensor.shape != room.shape:
+                    tensor.data = room
+                room.copy_(values)
 
 
-def _plain(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
+class Forgetful:
+    """A loss that is a module: whatever it keeps of a record is gone when it is called again."""
+
+    def __init__(self, loss: nn.Module):
+        self.loss, self._state = loss, ModuleState(loss)
+
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        self._state.restore()
+        value: Tensor = self.loss(outputs, targets)
+        return value
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if name != "training"}
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

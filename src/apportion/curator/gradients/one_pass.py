@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apportion.curator.gradients.forgetting import PlainAttributes
+from apportion.curator.gradients.forgetting import ModuleState
 from apportion.curator.gradients.layers import instrument
 from apportion.curator.gradients.losses import LossFunction, record_losses, require_leaves
 from apportion.curator.gradients.reference import trained_parameters
@@ -149,11 +149,7 @@ class OnePass:
 
     def __init__(self, model: nn.Module, mode: Mode = "one-pass"):
         self.model, self.mode = model, mode
-        self._scratch = copy.deepcopy(model)
         self._channels_last = mode == "one-pass, channels last"
-        if self._channels_last:
-            for parameter in self._scratch.parameters():
-                parameter.data = channels_last(parameter.data)
         self._uses: list[Use] = []
         self._noted: list[tuple[str, Tensor, int]] = []
         self._records: int | None = None
@@ -162,10 +158,17 @@ class OnePass:
         self._copy_inputs = mode == "one-pass, copying inputs"
         self._leaves: list[Tensor] = []
         self._collected: list[Use] = []
+        self._structure = Structure(model)
+        self._build()
+
+    def _build(self) -> None:
+        self._scratch = copy.deepcopy(self.model)
+        if self._channels_last:
+            for parameter in self._scratch.parameters():
+                parameter.data = channels_last(parameter.data)
         self.fallbacks = instrument(self._scratch, self)
         """Modules without a rule of their own."""
-        self._attributes = PlainAttributes(self._scratch)
-        self._structure = Structure(model)
+        self._remembered = ModuleState(self._scratch)
         self._copied: list[tuple[int, int]] = []
 
     def listen(self, module: nn.Module, path: str, names: Mapping[str, str], make: Callable[..., Use]) -> None:
@@ -256,20 +259,28 @@ class OnePass:
 
     def _take_over(self) -> None:
         self._structure.require_same(self.model)
-        if self._copied != self._state():  # equal for the further micro-batches of a step
-            with torch.no_grad():
-                for copied, original in self._pairs():
+        try:
+            self._copy()
+        except Exception:  # what a module made of its copy cannot be undone
+            self._build()
+            self._copy()
+
+    def _copy(self) -> None:
+        self._remembered.restore()
+        with torch.no_grad():
+            for copied, original in zip(self._scratch.buffers(), self.model.buffers(), strict=True):
+                copied.copy_(original)
+            if self._copied != self._state():  # equal for the further micro-batches of a step
+                for copied, original in self._weights():
                     copied.copy_(original)
-            self._copied = self._state()
-        self._attributes.restore()
+                self._copied = self._state()
         for own, module in zip(self._scratch.modules(), self.model.modules(), strict=True):
             own.training = module.training
 
-    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every tensor of the scratch copy, and that of the model."""
-        yield from zip(self._scratch.parameters(), self.model.parameters(), strict=True)
-        yield from zip(self._scratch.buffers(), self.model.buffers(), strict=True)
+    def _weights(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every parameter of the scratch copy, and that of the model."""
+        return zip(self._scratch.parameters(), self.model.parameters(), strict=True)
 
     def _state(self) -> list[tuple[int, int]]:
-        """Which tensors there are and how often each was written to."""
-        return [(tensor.data_ptr(), tensor._version) for pair in self._pairs() for tensor in pair]
+        """Which weights there are and how often each was written to."""
+        return [(tensor.data_ptr(), tensor._version) for pair in self._weights() for tensor in pair]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from apportion.curator.gradients.forgetting import PlainAttributes
+from apportion.curator.gradients.forgetting import ModuleState
 from apportion.curator.gradients.losses import LossFunction, record_losses, require_leaves
 from apportion.curator.gradients.structure import Structure
 from apportion.curator.tree import batch_size, call_arguments, map_tensors
@@ -41,7 +41,7 @@ class ReferenceGradients:
     def __init__(self, model: nn.Module, mode: Literal["vmap", "loop"]):
         self.model, self.mode = model, mode
         self._scratch = copy.deepcopy(model)
-        self._attributes = PlainAttributes(self._scratch)
+        self._remembered = ModuleState(self._scratch)
         self._structure = Structure(model)
         self._frozen: dict[str, Tensor] = {}
         self._copies: list[Mapping[str, Tensor]] | None = None
@@ -92,7 +92,7 @@ class ReferenceGradients:
 
     def _alone(self, parameters: Mapping[str, Tensor], record: Any) -> Any:
         positional, named = call_arguments(map_tensors(lambda tensor: tensor.unsqueeze(0), record))
-        self._attributes.restore()  # as for the buffers: what a module keeps of a record does not reach the next one
+        self._forget()
         buffers = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
         output = functional_call(self._scratch, {**self._frozen, **buffers, **parameters}, positional, named)
         return map_tensors(lambda tensor: tensor.squeeze(0), output)
@@ -100,6 +100,15 @@ class ReferenceGradients:
     def follow(self) -> None:
         """Take over the model's training flags; weights and buffers are copied for every batch."""
         self._structure.require_same(self.model)
+        self._forget()
+
+    def _forget(self) -> None:
+        """As it does for buffers: what a module keeps of a record does not reach the next one."""
+        try:
+            self._remembered.restore()
+        except Exception:  # what a module made of its copy cannot be undone
+            self._scratch = copy.deepcopy(self.model)
+            self._remembered = ModuleState(self._scratch)
         for original, scratch in zip(self.model.modules(), self._scratch.modules(), strict=True):
             scratch.training = original.training
 
