@@ -114,6 +114,21 @@ def test_several_rows_of_a_record_are_not_clipped_one_by_one(books, encoder, sen
     assert 0.999 <= moved(model, [document(1) for _ in range(3)], document(9), books) <= BOUND
 
 
+@pytest.mark.parametrize(
+    "layer", [Own, lambda: nn.Linear(6, 3), lambda: nn.LSTMCell(6, 3)], ids=["own", "linear", "cell"]
+)
+def test_a_layer_that_gets_several_rows_of_a_record_is_refused(layer):
+    engine = build_engine(Sentences(nn.Sequential(layer(), First())), "one-pass")
+    engine.forward(torch.randn(3, 1, 6))
+    with pytest.raises(UnsupportedModel, match="got 27 rows for 3 records"):
+        engine.forward(torch.randn(3, 9, 6))
+
+
+class First(nn.Module):
+    def forward(self, output):
+        return output[0] if isinstance(output, tuple) else output
+
+
 # -- what autograd hands to others as well --
 
 
