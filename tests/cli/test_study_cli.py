@@ -47,7 +47,7 @@ def test_what_cannot_be_run_yet_is_said_and_not_shown_as_an_empty_table(apportio
     code, shown, said = apportion("compare", "monir_e4", "--out", str(tmp_path))
     assert code == 0
     assert not shown
-    assert "2 printed cells are not run: needs budgets of single people" in said
+    assert "without a result: 2, needs budgets of single people" in said
 
 
 def test_changed_settings_are_said(apportion, tmp_path, file):

@@ -16,17 +16,7 @@ from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.request import ClippedSum, Frame, Request
-
-
-class Items(torch.utils.data.Dataset):
-    def __init__(self, items):
-        self.items = items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, index):
-        return self.items[index]
+from items import Items
 
 
 def exact(total, deviation, noise, divisor):

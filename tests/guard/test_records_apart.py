@@ -14,19 +14,9 @@ from apportion.curator.vetting import VettedShapes
 from apportion.errors import UnsupportedModel
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Frame, Request
 from apportion.training.session import require_trainable
+from items import Items
 
 BOUND = 1 + FLOAT32_HEADROOM
-
-
-class Items(torch.utils.data.Dataset):
-    def __init__(self, items):
-        self.items = items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, index):
-        return self.items[index]
 
 
 def product(outputs, targets):

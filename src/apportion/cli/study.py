@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,21 +58,14 @@ def run_study_file(
     for data, reason in results.without_data.items():
         print_error_stream(f"{data}: its cells were left out, the others were run: {reason}")
     content = results.content()
-    for reason, entries in _by_reason(content["not_run"]).items():
-        print_error_stream(f"{len(entries)} printed cells are not run: {reason}")
+    for reason, count in Counter(entry["reason"] for entry in content["not_run"]).items():
+        print_error_stream(f"without a result: {count}, {reason}")
     if content["cells"]:
         _show_cells(content, as_json=as_json)
     if as_json:
         typer.echo(json.dumps({key: value for key, value in content.items() if key != "runs"}))
     elif content["cells"]:
         typer.echo(f"Look at   apportion report {path}")
-
-
-def _by_reason(not_run: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for entry in not_run:
-        found.setdefault(entry["reason"], []).append(entry)
-    return found
 
 
 @contextmanager

@@ -63,30 +63,34 @@ def per_record_mode(
             found = _summary(engine.gradients()) / factor
             return found.to(next(iter(trained_parameters(subject).values())).dtype)
 
-    def others() -> Iterator[tuple[Structure, Structure]]:
-        """Two records, because three rows of a layer may be something else than three records; where the model takes them, of different
-        lengths, which it may sort, or hide parts of."""
+    def others() -> Iterator[tuple[tuple[Structure, Structure], torch.Tensor]]:
+        """Two records, because three rows of a layer may be something else than three records, and their gradients alone; where the model
+        takes them, records of different lengths, which it may sort, or hide parts of."""
         found = 0
         for lengths in LENGTHS if _has_masks(inputs) else LENGTHS[:1]:
-            for other in pairs(inputs, target, subject, lengths):
-                with suppress(Exception):  # not every model takes any number, or any mask
-                    gradients("loop", other, seed=0)
-                    found += 1
-                    yield pick(other, [0, 1])
-                    break
+            for longer in pairs(inputs, target, subject, lengths):
+                two = pick(longer, [0, 1])
+                try:
+                    alone = gradients("loop", two, seed=0)
+                except Exception:  # not every model takes any number, or any mask
+                    continue
+                found += 1
+                yield two, alone
+                break
         if not found:
-            yield pick(pair, [0, 1])
+            two = pick(pair, [0, 1])
+            yield two, gradients("loop", two, seed=0)
 
     def others_match(mode: Mode) -> bool:
         """Of a loss that is much larger, too. Nearly always gradients grow with it; where hooks limit them, all sizes between are compared,
         because what is limited vanishes beside what is not."""
         return all(
-            close(gradients(mode, other, 0, _LOUDER[-1]), gradients("loop", other, 0), looseness=10)
+            close(gradients(mode, two, 0, _LOUDER[-1]), alone, looseness=10)
             or all(
-                close(gradients(mode, other, 0, factor), gradients("loop", other, 0, factor), looseness=10)
+                close(gradients(mode, two, 0, factor), gradients("loop", two, 0, factor), looseness=10)
                 for factor in (1.0, *_LOUDER)
             )
-            for other in others()
+            for two, alone in others()
         )
 
     pair, expected = first_that_runs(

@@ -15,6 +15,7 @@ def named_tensors(outputs: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def same(actual: Any, expected: Any) -> bool:
+    """Whether two structures have the same tensors, up to rounding."""
     one, other = named_tensors(actual), named_tensors(expected)
     return [name for name, _ in one] == [name for name, _ in other] and all(
         close(a, b) for (_, a), (_, b) in zip(one, other, strict=True)

@@ -27,6 +27,7 @@ _Result = TypeVar("_Result")
 
 
 def device_of(model: nn.Module) -> torch.device:
+    """Where the model is; the CPU if it holds nothing."""
     tensor = next((t for t in (*model.parameters(), *model.buffers())), None)
     return torch.device("cpu") if tensor is None else tensor.device
 
@@ -108,6 +109,7 @@ def _beyond(places: int) -> torch.Tensor:
 def pairs(
     inputs: Structure, target: Structure, model: nn.Module, lengths: Lengths = None
 ) -> Iterator[tuple[Structure, Structure]]:
+    """Batches of inputs with batches of targets, to be tried in turn."""
     for records in batches("inputs", inputs, model, lengths=lengths):
         for answers in batches("target", target, model, draw=torch.rand):
             yield records, answers
@@ -134,6 +136,7 @@ def first_that_runs(
 
 
 def run(model: nn.Module, batch: Structure, seed: int) -> Structure:
+    """The model's outputs, with fixed random draws; refuses one that writes over its records."""
     given = tree_map(torch.clone, batch)
     with seeded(seed, device_of(model)):
         outputs = call_model(model, given)

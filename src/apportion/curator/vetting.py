@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from apportion.curator.clipping import Gradients, Rows
 from apportion.curator.engine_choice import per_record_mode
 from apportion.curator.gradients.engine import Engine, Mode, build_engine
 from apportion.curator.probe import probe_model
-from apportion.curator.tree import map_tensors, tensors_of
-from apportion.errors import UnsupportedModel
+from apportion.curator.tree import batch_size, map_tensors, tensors_of
 
 
 class VettedShapes:
@@ -61,7 +61,7 @@ class VettedShapes:
     def _stay_apart(self, inputs: Any) -> bool:
         shape = _shape(map_tensors(lambda leaf: leaf[0] if isinstance(leaf, Tensor) and len(leaf) else leaf, inputs))
         if shape not in self._apart:
-            if not all(isinstance(leaf, Tensor) for leaf in _leaves(inputs)) or not len(tensors_of(inputs)[0]):
+            if not all(isinstance(leaf, Tensor) for leaf in tree_leaves(inputs)) or not batch_size(inputs):
                 return True  # nothing to try it on, or nobody in it
             self._apart[shape] = self._try(map_tensors(lambda tensor: tensor[0], inputs))
         return self._apart[shape]
@@ -70,7 +70,7 @@ class VettedShapes:
         try:
             probe_model(self.model, record)
             per_record_mode(self.model, None, record, torch.zeros(()), self.mode, trusted=not self._chosen)
-        except UnsupportedModel:
+        except Exception:  # refused, or whatever else goes wrong on this shape: records alone cannot meet
             return False
         return True
 
@@ -79,12 +79,6 @@ class VettedShapes:
             self._alone = build_engine(self.model, "loop")
             self._alone.follow()
         return self._alone
-
-
-def _leaves(inputs: Any) -> list[Any]:
-    found: list[Any] = []
-    map_tensors(found.append, inputs)
-    return found
 
 
 def _shape(record: Any) -> tuple[Any, ...]:
