@@ -65,7 +65,7 @@ def inspect(model: nn.Module, inputs: Any, target: Any, memory_limit: int | str 
         physical_batch=physical,
         memory=memory.bytes_at(physical),
         memory_per_record=round(memory.bytes_per_record),
-        relative_cost=_relative_cost(engine, repeated(records, min(physical, memory.live[-1][0]))),
+        relative_cost=_relative_cost(engine, repeated(records, min(physical, memory.added[-1][0]))),
     )
 
 

@@ -2,12 +2,13 @@
 
 A step holds, at its peak,
 
-    standing + BASE + ALLOCATOR·live(b)        for a physical batch of b records:
+    standing + PARAMETERS·parameters + LIVE·live(b) + CONVOLUTION·largest(b)        for a physical batch of b records:
 
 `standing` is the model and the engine's copy of it. `live(b)` are the tensors that exist at one time: activations, noted inputs and
-output gradients of b records, workspaces of the kernels and of convolutions, sums and noise. They are counted, not modelled: the
-curator itself answers a request on two micro-batches of synthetic records, while every tensor that torch makes is noted, for b = 1, 4,
-16, … until the records take more than the workspaces, which stop growing. From there on live(b) is a straight line.
+output gradients of b records, workspaces of the kernels, sums and noise. `largest(b)` is what one convolution reads and writes, of all
+the one with most. They are counted, not modelled: the curator itself answers a request on two micro-batches of synthetic records,
+while every tensor that torch makes is noted, for b = 1, 4, 16, … until the records take more than the workspaces, which stop growing.
+From there on both are straight lines. The three factors are fitted to benchmarks/memory.py --check, once for all models.
 
 Only the shapes and types of a record are used, never a value. The state of the optimiser comes on top: one number a parameter for
 momentum, two for Adam.
@@ -37,16 +38,17 @@ from apportion.curator.tree import batch_size, call_model, map_tensors, tensors_
 from apportion.errors import InvalidArgument
 from apportion.request import ClippedSum, Event, Request
 
-ALLOCATOR = 1.7
+LIVE = 4 / 3
 """Memory of the process for each byte of live tensors. The C library puts tensors of different sizes side by side, and what is free
-between two that live on cannot always be used again. From benchmarks/memory.py --check: 1.0 to 2.4, for most models 1.4 to 2.1."""
-BASE = 3 << 20
-"""Buffers of the mathematical libraries and small objects."""
+between two that live on cannot always be used again."""
+CONVOLUTION = 2
+"""The mathematical library convolves copies in a layout of its own, which torch does not see, and keeps the blocks it took for them."""
+PARAMETERS = 5 / 2
+"""The gradient that stays with every parameter, and blocks of that size that are kept from one step to the next."""
 ENOUGH = 32 << 20
 """Bytes of records after which live(b) is taken for a straight line: the kernels' workspaces have a few MiB and no more."""
 
 CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
-"""The mathematical library computes them on copies in a layout of its own, which torch does not see."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +57,17 @@ class MemoryModel:
 
     Args:
         standing: bytes of the model and of the engine's copy.
-        live: at least two pairs (records, bytes of tensors at the peak), both growing.
+        added: at least two pairs (records, bytes that a step adds at its peak), both growing.
     """
 
     standing: int
-    live: tuple[tuple[int, int], ...]
+    added: tuple[tuple[int, int], ...]
 
     @property
     def bytes_per_record(self) -> float:
         """What one more record takes in a large batch."""
-        (fewer, less), (more, most) = self.live[-2:]
-        return ALLOCATOR * (most - less) / (more - fewer)
+        (fewer, less), (more, most) = self.added[-2:]
+        return (most - less) / (more - fewer)
 
     def bytes_at(self, records: int) -> int:
         """What a step takes with so many records at one time, with the model."""
@@ -73,10 +75,10 @@ class MemoryModel:
 
     def added_at(self, records: int) -> int:
         """The same without the model and its copy: what the first steps add to a process that is ready to train."""
-        sizes, peaks = zip(*self.live, strict=True)
-        beyond = max(0, records - self.live[-1][0]) * self.bytes_per_record
+        sizes, peaks = zip(*self.added, strict=True)
+        beyond = max(0, records - sizes[-1]) * self.bytes_per_record
         within: float = np.interp(records, sizes, peaks).item()
-        return round(BASE + ALLOCATOR * within + beyond)
+        return round(within + beyond)
 
     def largest_batch(self, limit: int) -> int:
         """The most records that fit into `limit` bytes, a multiple of 8 if more than 8."""
@@ -107,13 +109,13 @@ def memory_model(model: nn.Module, mode: Mode, inputs: Any) -> MemoryModel:
     subject = copy_of(model).train()
     synthetic = synthetic_batch(subject, inputs)
     step = _Step(subject, mode, synthetic)
-    step.peak(1)  # what is made once, tables for instance, is made now
-    live = [(1, step.peak(1))]
-    while len(live) < 2 or (live[-1][1] < live[0][1] + ENOUGH and live[-1][0] < LARGEST):
-        records = min(4 * live[-1][0], LARGEST)
-        live.append((records, max(step.peak(records), live[-1][1])))
+    step.added(1)  # what is made once, tables for instance, is made now
+    added = [(1, step.added(1))]
+    while len(added) < 2 or (added[-1][1] < added[0][1] + ENOUGH and added[-1][0] < LARGEST):
+        records = min(4 * added[-1][0], LARGEST)
+        added.append((records, max(step.added(records), added[-1][1])))
     own = [*subject.parameters(), *subject.buffers()]
-    return MemoryModel(2 * sum(tensor.nbytes for tensor in own), tuple(live))
+    return MemoryModel(2 * sum(tensor.nbytes for tensor in own), tuple(added))
 
 
 def synthetic_batch(model: nn.Module, inputs: Any) -> Any:
@@ -152,10 +154,11 @@ class _Step:
 
     def __init__(self, model: nn.Module, mode: Mode, synthetic: Any):
         self._engine, self._synthetic = build_engine(model, mode), synthetic
+        self._parameters = sum(parameter.nbytes for parameter in model.parameters())
         self._request = Request(1.0, 1.0, 1.0, (ClippedSum(1.0),))
 
-    def peak(self, records: int) -> int:
-        """Bytes of the tensors that live at one time, while two micro-batches of `records` records are clipped and summed."""
+    def added(self, records: int) -> int:
+        """Bytes that a process needs while two micro-batches of `records` records are clipped and summed."""
 
         def batch(indices: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Any, Tensor]:
             return repeated(self._synthetic, len(indices)), torch.zeros(len(indices))
@@ -166,16 +169,20 @@ class _Step:
         )
         with LiveTensors() as live:
             curator.answer(self._request, stand_in_loss)
-        peak: int = live.peak
-        return peak
+        return round(LIVE * live.peak + CONVOLUTION * live.largest_convolution + PARAMETERS * self._parameters)
 
 
 class LiveTensors(TorchDispatchMode):
-    """Counts the bytes of all tensors that operators make while it is entered, until each is freed."""
+    """Counts the bytes of all tensors that operators make while it is entered, until each is freed.
+
+    Attributes:
+        peak: the most that there were at one time.
+        largest_convolution: the most that one convolution read and wrote.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.peak, self._now = 0, 0
+        self.peak = self.largest_convolution = self._now = 0
         self._sizes: dict[int, int] = {}
 
     def __torch_dispatch__(
@@ -189,8 +196,10 @@ class LiveTensors(TorchDispatchMode):
                 self._sizes[storage._cdata] = storage.nbytes()
                 self._now += storage.nbytes()
                 weakref.finalize(storage, self._freed, storage._cdata)
-        copies = sum(tensor.nbytes for tensor in (*arguments[:2], *made)) if function in CONVOLUTIONS else 0
-        self.peak = max(self.peak, self._now + copies)
+        self.peak = max(self.peak, self._now)
+        if function in CONVOLUTIONS:
+            touched = sum(tensor.nbytes for tensor in (*arguments[:2], *made))
+            self.largest_convolution = max(self.largest_convolution, touched)
         return result
 
     def _freed(self, storage: int) -> None:
