@@ -20,7 +20,8 @@ def test_a_search_ends_with_thresholds_that_transfer_and_decay_take(apportion, t
     assert len(found["thresholds"]) == 3
     assert found["start"] == found["first_thresholds"][0] == found["thresholds"][0]
     assert "no privacy guarantee, and public data needs none" in " ".join(err.split())
-    assert f"C₀ = {found['fit']['start']:.4g}, a = {found['fit']['power']:.4g}" in err
+    assert f"C₀ = {found['fit']['start']:.4g} (fitted) and a = {found['fit']['power']:.4g}" in " ".join(err.split())
+    assert f"As published   --recipe lin-decay --set clip.start={found['start']:.4g}" in err
     assert "candidate 10 of about 30" in err
     usable = (
         f"--recipe lin-decay --set clip.start={found['fit']['start']:.4g} --set clip.power={found['fit']['power']:.4g}"

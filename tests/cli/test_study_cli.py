@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from apportion.lab.remaining import time_left
+
 STUDY = """
 title = "Made up"
 source = "nowhere"
@@ -58,6 +60,33 @@ def test_changed_settings_are_said(apportion, tmp_path, file):
     assert "1 of 2 cells are kept" in again[2]
 
 
+def test_a_log_says_how_far_it_is(apportion, tmp_path, file):
+    said = apportion("compare", str(file), "--out", str(tmp_path), "--processes", "1")[2]
+    assert "(1 of 2, about " in said
+    assert "(2 of 2)" in said
+
+
+@pytest.mark.parametrize(
+    ("done", "to_come", "seconds", "words"),
+    [
+        (1, 2, 10.0, ", about 20 s left"),
+        (2, 2, 600.0, ", about 10 min left"),
+        (1, 10, 3600.0, ", about 10.0 h left"),
+        (3, 0, 5.0, ""),
+    ],
+)
+def test_the_time_left_in_words(done, to_come, seconds, words):
+    assert time_left(done, to_come, seconds) == words
+
+
+def test_a_refused_cell_is_said_and_the_others_are_run(apportion, tmp_path, file):
+    file.write_text(file.read_text().replace('name = "abadi", ', 'name = "abadi", activation = "deaf", '))
+    code, shown, said = apportion("compare", str(file), "--out", str(tmp_path), "--processes", "1")
+    assert code == 0
+    assert "digits: abadi, seed 1: refused: activation='deaf'" in " ".join(said.split())
+    assert "non-private" in shown
+
+
 def test_a_recheck_answers_with_its_exit_code(apportion, tmp_path, file):
     apportion("compare", str(file), "--out", str(tmp_path), "--processes", "1")
     same = apportion("compare", str(file), "--out", str(tmp_path), "--recheck", "1", "--json")
@@ -87,7 +116,7 @@ def test_some_cells_alone(apportion, tmp_path, file):
         (("--epsilon", "1"), "a study is run as its file says"),
         (("--recipe", "abadi"), "a study is run as its file says"),
         (("--recheck", "0"), "recheck=0"),
-        (("--recheck", "3"), "no cell of this study has been run"),
+        (("--recheck", "3"), "no such cell of this study has been run"),
         (("--processes", "0"), "processes=0"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 from report_samples import EXPERIMENTS, comparison, make_run, page_of, paper_table
 
 from apportion.lab.report import summary, table
+from apportion.lab.report.reading import problem_of
 from apportion.lab.report.series import experiments
 
 NAMES = [label for label, *_ in EXPERIMENTS]
@@ -122,8 +123,37 @@ def test_runs_of_one_experiment_compete_whatever_their_budgets(results: dict[str
 def test_the_lead_counts_what_agrees_with_the_paper(results: dict[str, Any]) -> None:
     for run in results["runs"]:
         run["test_accuracy"] = 0.9
+        run["paper_epsilon"] = 1000.0
     lead, _ = summary.of_all(experiments(results["runs"]))
     assert lead == "2 of 6 accuracies are within one point of the published figure, 2 above and 2 below."
+
+
+def test_what_spent_more_than_it_claims_neither_wins_nor_agrees_with_the_paper() -> None:
+    runs = [make_run("constant", 0, target=1.0), make_run("lin-decay", 0, target=1.0)]
+    for run, accuracy in zip(runs, (0.9, 0.95), strict=True):
+        run |= {"experiment": "x", "test_accuracy": accuracy, "paper_accuracy": accuracy, "paper_epsilon": 1.0}
+    (fair,) = experiments(runs)
+    assert fair.winners() == {"lin-decay"}
+    runs[1]["epsilon"] = 1.05
+    (found,) = experiments(runs)
+    assert found.winners() == set(), "nobody is left to be compared with"
+    assert any("does not compete" in note for note in table.notes(found))
+    assert summary.of_all([found])[0].startswith("1 of 1 accuracies")
+
+
+def test_what_a_study_left_out_is_shown_with_the_reason(results: dict[str, Any], tmp_path: Path) -> None:
+    why = "without data: apportion data fetch cifar10"
+    results["not_run"] = [{"experiment": "CIFAR-10", "recipe": name, "reason": why} for name in ("abadi", "papernot")]
+    page = page_of(results, tmp_path)
+    assert "Not run" in page
+    assert "abadi, papernot" in page
+    assert why in page
+
+
+def test_a_study_without_a_run_says_why_it_cannot_be_reported() -> None:
+    entry = {"experiment": "people", "recipe": "scaling", "reason": "needs budgets of single people"}
+    assert "needs budgets of single people" in str(problem_of({"runs": [], "not_run": [entry, 7]}))
+    assert problem_of({"runs": [], "not_run": 7}) is not None
 
 
 def test_the_overview_has_a_column_for_each_experiment(results: dict[str, Any]) -> None:

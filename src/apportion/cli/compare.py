@@ -9,7 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from apportion.cli import options
-from apportion.cli.output import print_error_stream, show_results, summary_of_run, warn_without_privacy, writable_folder
+from apportion.cli.output import (
+    print_error_stream,
+    show_results,
+    summary_of_run,
+    warn_without_privacy,
+    writable_folder,
+    write_results,
+)
 from apportion.cli.study import run_study_file
 from apportion.errors import InvalidArgument
 
@@ -78,6 +85,7 @@ def compare(
     Examples: apportion compare demo --epsilon 1; apportion compare --data digits --all-recipes --epsilon 3
     """
     from apportion.lab.compare import compare as run_comparison
+    from apportion.lab.compare import results as results_of
     from apportion.lab.defaults import with_benchmark_budget, with_training_defaults
     from apportion.lab.experiments import find
     from apportion.lab.settings import experiment, read_file
@@ -153,7 +161,11 @@ def compare(
     if any(choice.name == "non-private" for choice in plan.recipe):
         warn_without_privacy(plan.data)
 
+    finished: list[dict[str, Any]] = []
+
     def announce(run: dict[str, Any]) -> None:
+        finished.append(run)
+        write_results(results_of(plan.title, finished), folder)  # an interruption leaves what was done before it
         spent = "no privacy" if run["epsilon"] is None else f"ε = {run['epsilon']:.3f}"
         print_error_stream(
             f"{run['recipe']:<20} {run['test_accuracy'] or 0:.1%} accuracy, {spent}, {run['seconds']:.1f} s"
@@ -166,7 +178,8 @@ def compare(
     except BaseException as error:
         remove_empty(made)
         if isinstance(error, KeyboardInterrupt):
-            print_error_stream(f"interrupted: the runs so far are in {folder / 'runs'}")
+            report = f", and `apportion report {folder}` shows them" if finished else ""
+            print_error_stream(f"interrupted: the runs so far are in {folder / 'runs'}{report}")
         raise
     if all_recipes:
         waiting = [name for name in RECIPES if name not in READY]

@@ -49,11 +49,19 @@ def warn_without_privacy(data: str) -> None:
         )
 
 
+def write_results(results: dict[str, Any], folder: Path) -> None:
+    """Replace results.json in `folder`, as a whole."""
+    from apportion.training.checkpoint import replace_file
+
+    text = json.dumps(results, indent=1, ensure_ascii=False)
+    replace_file(folder / "results.json", (text + "\n").encode())
+
+
 def show_results(results: dict[str, Any], folder: Path, *, as_json: bool) -> None:
     """Write results.json and report.html into `folder`, print the table, say where to look and what to try next."""
     from apportion.lab.report import write_report
 
-    (folder / "results.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_results(results, folder)
     write_report(results, folder / "report.html")
     console = _people if as_json else Console(highlight=False)
     table = Table(title=escape(results["title"]))

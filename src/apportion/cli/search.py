@@ -157,17 +157,23 @@ def _show(trace: Trace, settings: SearchSettings, file: Path, *, fit: bool, as_j
     console.print(table)
     first = trace.first_thresholds
     console.print(
-        f"C₀ = {trace.content()['start']:.4g}: the first epoch, mean of {len(first)} "
+        f"C₀ = {(start := trace.content()['start']):.4g}: the first epoch, mean of {len(first)} "
         f"({', '.join(f'{threshold:.4g}' for threshold in first)}). {len(trace.trials)} candidates in all.",
         soft_wrap=True,
     )
+    console.print(f"As published   --recipe lin-decay --set clip.start={start:.4g}", soft_wrap=True)
     if fit:
         found = fit_decay(trace.thresholds)
-        console.print(f"Fit: C_t = C₀/t^a with C₀ = {found.start:.4g}, a = {found.power:.4g}", soft_wrap=True)
+        console.print(
+            f"Fit to all epochs: C_t = C₀/t^a with C₀ = {found.start:.4g} (fitted) and a = {found.power:.4g}",
+            soft_wrap=True,
+        )
         use = f"--recipe lin-decay --set clip.start={found.start:.4g} --set clip.power={found.power:.4g}"
         console.print(
-            f"Use it    {use}" if found.decays else "The recipe lin-decay takes 0 < a ≤ 1, so this one is not for it.",
+            f"As fitted      {use}"
+            if found.decays
+            else "The recipe lin-decay takes 0 < a ≤ 1, so this one is not for it.",
             soft_wrap=True,
         )
     console.print(NOTE, soft_wrap=True)
-    console.print(f"Use all   --recipe lin-transfer --set clip.file={file}", soft_wrap=True, markup=False)
+    console.print(f"All of them    --recipe lin-transfer --set clip.file={file}", soft_wrap=True, markup=False)

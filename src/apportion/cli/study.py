@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from apportion.cli.output import print_error_stream, writable_folder
+from apportion.lab.remaining import time_left
 
 if TYPE_CHECKING:
     from apportion.lab.study import Study
@@ -39,14 +42,15 @@ def run_study_file(
         raise InvalidArgument("only", only, "no cell is called so", f"Use a part of a name such as {example!r}")
     path = writable_folder(folder) / f"{found.name}.json"
     results = StudyResults.open(found, path)
-    for experiment, recipe, seed in results.changed:
-        print_error_stream(f"{experiment}: {recipe}, seed {seed}: its settings have changed, so it is computed again")
     missing, count = results.missing, len(found.cells)
+    for cell in results.changed if recheck is None else ():
+        if (only or "") in cell.title:
+            print_error_stream(f"{cell.title}: its settings have changed, so it is computed again")
     print_error_stream(f"{found.title}: {count - len(missing)} of {count} cells are kept in {path}")
     workers = (os.cpu_count() or 1) if processes is None else processes
     if recheck is not None:
         with _progress("recheck", min(recheck, count - len(missing))) as show:
-            findings = run_again(results, recheck, processes=workers, data_dir=data_dir, show=show)
+            findings = run_again(results, recheck, only=only or "", processes=workers, data_dir=data_dir, show=show)
         _show_findings(findings, as_json=as_json)
         raise typer.Exit(0 if all(finding["same"] for finding in findings) else 1)
     try:
@@ -55,6 +59,8 @@ def run_study_file(
     except KeyboardInterrupt:
         print_error_stream(f"interrupted: {len(results.runs)} of {count} cells are kept; the same command goes on")
         raise
+    for (experiment, recipe, seed), reason in results.refused.items():
+        print_error_stream(f"{experiment}: {recipe}{'' if seed is None else f', seed {seed}'}: refused: {reason}")
     for data, reason in results.without_data.items():
         print_error_stream(f"{data}: its cells were left out, the others were run: {reason}")
     content = results.content()
@@ -70,7 +76,7 @@ def run_study_file(
 
 @contextmanager
 def _progress(name: str, total: int) -> Iterator[Callable[[Cell, dict[str, Any]], None]]:
-    """A bar over the cells in a terminal, and a line for each in a log."""
+    """A bar over the cells in a terminal, and a line for each in a log, with the time that is left."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -81,7 +87,7 @@ def _progress(name: str, total: int) -> Iterator[Callable[[Cell, dict[str, Any]]
         TimeRemainingColumn,
     )
 
-    console = Console(stderr=True, highlight=False)
+    console, started, done = Console(stderr=True, highlight=False), time.monotonic(), itertools.count(1)
     columns: list[Any] = [
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -95,7 +101,11 @@ def _progress(name: str, total: int) -> Iterator[Callable[[Cell, dict[str, Any]]
         def show(cell: Cell, run: dict[str, Any]) -> None:
             score = "" if run.get("test_accuracy") is None else f"{run['test_accuracy']:.2%}, "
             spent = "no privacy" if run["epsilon"] is None else f"ε = {run['epsilon']:.3f}"
-            console.print(f"{cell.title}: {score}{spent}, {run['seconds']:.1f} s", markup=False, soft_wrap=True)
+            line = f"{cell.title}: {score}{spent}, {run['seconds']:.1f} s"
+            if not console.is_terminal:
+                ended = next(done)
+                line += f"  ({ended} of {total}{time_left(ended, total - ended, time.monotonic() - started)})"
+            console.print(line, markup=False, soft_wrap=True)
             progress.advance(task)
 
         yield show

@@ -76,7 +76,7 @@ class MemoryModel:
     def added_at(self, records: int) -> int:
         """The same without the model and its copy: what the first steps add to a process that is ready to train."""
         sizes, peaks = zip(*self.added, strict=True)
-        beyond = max(0, records - sizes[-1]) * self.bytes_per_record
+        beyond: float = max(0, records - sizes[-1]) * self.bytes_per_record
         within: float = np.interp(records, sizes, peaks).item()
         return round(within + beyond)
 
@@ -169,7 +169,8 @@ class _Step:
         )
         with LiveTensors() as live:
             curator.answer(self._request, stand_in_loss)
-        return round(LIVE * live.peak + CONVOLUTION * live.largest_convolution + PARAMETERS * self._parameters)
+        needed: float = LIVE * live.peak + CONVOLUTION * live.largest_convolution + PARAMETERS * self._parameters
+        return round(needed)
 
 
 class LiveTensors(TorchDispatchMode):

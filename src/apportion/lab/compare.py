@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from apportion.curator.curator import Execution
 from apportion.errors import InvalidArgument
 from apportion.lab.baseline import train_without_privacy
+from apportion.lab.commit import commit
 from apportion.lab.momentum import with_momentum
 from apportion.lab.planning import plan_by_limit_theorem
 from apportion.lab.resolve import Subject, resolve
@@ -76,6 +77,7 @@ def results(title: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "version": 1,
         "title": title,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
         "versions": package_versions(),
         "runs": list(runs),
         "cells": cells(runs),
@@ -181,6 +183,7 @@ def run_recipe(
         history = [entry.as_json() | probed.get(entry.step, {}) for entry in run.history]
         keys = ("epsilon", "target_epsilon", "delta", "unit", "neighbours", "accountant", "private", "clip", "noise")
         outcome |= {key: facts[key] for key in keys}
+        outcome |= {"target_epsilon": experiment.epsilon}  # what was asked for, also of a plan that truly costs more
         outcome |= {"update": describe(recipe.update), "statement": in_words(facts), "steps": run.steps}
         outcome |= {"folder": None if folder is None else str(folder)}
     accuracies = [entry["test_accuracy"] for entry in history if entry.get("test_accuracy") is not None]

@@ -74,6 +74,10 @@ class RecipeChoice(_Strict):
         return recipe
 
 
+STUDY_KEYS = ("title", "source", "note", "experiment")
+"""What a study has beside the settings of its experiments."""
+
+
 class Later(_Strict):
     """A published figure that cannot be run yet, so that it is missing in sight.
 
@@ -195,8 +199,10 @@ def experiment(values: dict[str, Any]) -> Experiment:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            owner = RecipeChoice if len(first["loc"]) > 1 else Experiment
-            validate.known(place, str(first["loc"][-1]), owner.model_fields, "there is no such setting")
+            owners: dict[str, type[_Strict]] = {"recipe": RecipeChoice, "later": Later}
+            owner = owners.get(str(first["loc"][0]), Experiment) if len(first["loc"]) > 1 else Experiment
+            names = (*owner.model_fields, *(STUDY_KEYS if owner is Experiment else ()))
+            validate.known(place, str(first["loc"][-1]), names, "there is no such setting")
         raise InvalidArgument(place, first.get("input"), first["msg"].lower(), "Correct this setting") from None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from apportion.lab.figures import du, lin, prices, searches
 from apportion.lab.figures.results import Results
 
-SEARCH = "apportion search --method greedy, and fast, on one data set, both with --out results/search_NAME.json"
+SEARCH = "apportion search --out results/search_NAME.json"
 
 
 @dataclass(frozen=True)

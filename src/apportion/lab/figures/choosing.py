@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 from apportion.lab.figures.results import Cell, Results
 from apportion.lab.figures.tables import markdown_table, plain, shown
+from apportion.lab.study.summary import CLOSE
 
-CLOSE = 0.002
-"""Recipes within 0.2 points of the best, or within its standard error, are as good as it."""
 COMPARISONS = ("lin_table_2", "lin_table_3", "du_table_1", "du_table_2", "du_table_3", "monir_table_8", "monir_e2")
 """The studies that compare recipes. Others vary one number of a recipe."""
-HEADINGS = ("data, model", "ε", "best recipe", "accuracy, %", "as good", "seconds", "from")
+HEADINGS = ("data, model", "ε", "best recipe", "accuracy, %", "as good", "from")
 
 
 def choosing_table(results: Results) -> str | None:
@@ -35,7 +34,6 @@ def choosing_table(results: Results) -> str | None:
                 plain(best.recipe),
                 shown(best.test_accuracy, best.test_accuracy_std),
                 "; ".join(plain(cell.recipe) for cell in as_good(best, [cell for _, cell in found])) or "–",
-                f"{best.seconds:,.0f}",
                 f"`{study}`",
             ]
         )
@@ -43,7 +41,7 @@ def choosing_table(results: Results) -> str | None:
 
 
 def as_good(best: Cell, cells: Sequence[Cell]) -> list[Cell]:
-    """The others within max(0.2 points, standard error of the best), from the better to the worse."""
+    """The others within max(0.3 points, standard error of the best), from the better to the worse."""
     error = (best.test_accuracy_std or 0.0) / math.sqrt(len(best.seeds))
     least = _score(best) - max(CLOSE, error) - 1e-12
     close = [cell for cell in cells if cell is not best and _score(cell) >= least]

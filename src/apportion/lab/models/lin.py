@@ -15,7 +15,7 @@ from apportion.lab.models.convolution import with_head
 
 
 def papernot(data: DataSet, activation: Activation) -> nn.Module:
-    """26,010 parameters on MNIST. The default for MNIST and Fashion-MNIST.
+    """26,010 parameters on MNIST.
 
     Source: Papernot et al., Tempered Sigmoid Activations for Deep Learning with Differential Privacy, AAAI 2021.
     """

@@ -33,7 +33,7 @@ FIELDS = {
     "optimizer": "optimizer",
     "momentum": "momentum",
     "lr": "learning rate",
-    "lr_schedule": "learning rate schedule",
+    "lr_follows": "learning rate follows",
     "clip": "clip strategy",
     "noise": "noise strategy",
     "update": "update strategy",
@@ -49,7 +49,8 @@ WRITTEN: dict[str, Callable[[Any], str]] = {
     "population": words.count,
     "seconds": words.seconds,
 }
-ELSEWHERE = ("history", "statement", "experiment")
+ELSEWHERE = ("history", "statement", "experiment", "key", "configuration", "paper_accuracy_std")
+"""Fields that other parts of the page show, or that say again what others say."""
 
 
 def in_common(experiment: Experiment) -> list[dict[str, str]]:
@@ -76,10 +77,12 @@ def settings(experiment: Experiment, colours: Mapping[str, int]) -> list[dict[st
 
 def provenance(results: Mapping[str, Any]) -> list[dict[str, str]]:
     """Where the results come from."""
-    versions = results.get("versions")
-    pairs = [(name, words.text(results.get(name))) for name in ("name", "source", "created", "apportion")]
-    pairs.append(("commit", _values(results["runs"], "commit")))
-    pairs += [(str(name), str(one)) for name, one in versions.items()] if isinstance(versions, Mapping) else []
+    parts = [results, *results["runs"]]  # a comparison says it once, a study with each run
+    pairs = [(name, words.text(results.get(name))) for name in ("name", "source", "created")]
+    pairs.append(("commit", _values(parts, "commit")))
+    versions = [one["versions"] for one in parts if isinstance(one.get("versions"), Mapping)]
+    for name in dict.fromkeys(str(name) for found in versions for name in found):
+        pairs.append((name, _values(versions, name)))
     return words.facts(pairs)
 
 

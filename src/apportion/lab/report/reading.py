@@ -11,7 +11,7 @@ from apportion.errors import InvalidArgument
 
 VERSION = 1
 FILE = "results.json"
-RERUN = "Run `apportion compare` again to write a fresh results.json"
+RERUN = "Run `apportion compare` to write a fresh one, or name another"
 
 
 def read_results(path: Path | str) -> dict[str, Any]:
@@ -37,6 +37,12 @@ def read_results(path: Path | str) -> dict[str, Any]:
     return dict(found)
 
 
+def not_run(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a study left out: objects with an experiment, a recipe and a reason."""
+    found = results.get("not_run")
+    return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
+
+
 def problem_of(results: Any) -> str | None:
     """Say what keeps `results` from being reported, or None."""
     if not isinstance(results, Mapping):
@@ -48,7 +54,8 @@ def problem_of(results: Any) -> str | None:
     if not isinstance(runs, Sequence) or isinstance(runs, str):
         return "it has no list of 'runs'"
     if not runs:
-        return "its list of 'runs' is empty, so there is nothing to report"
+        reasons = dict.fromkeys(str(entry.get("reason")) for entry in not_run(results))
+        return f"nothing of it was run, so there is nothing to report{': ' if reasons else ''}{'; '.join(reasons)}"
     for place, run in enumerate(runs):
         if not isinstance(run, Mapping) or "recipe" not in run:
             return f"runs[{place}] is not an object with a 'recipe'"

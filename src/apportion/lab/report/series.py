@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apportion.lab.report.words import number, share, text
+from apportion.lab.study.summary import more_than_claimed
 
 Run = Mapping[str, Any]
 
@@ -68,6 +69,12 @@ class Series:
         """What the paper claims."""
         return next(iter(self.numbers("paper_epsilon")), None)
 
+    @property
+    def above_claim(self) -> bool:
+        """Whether it truly spent more than the paper claims, as plans of a limit theorem do."""
+        claimed = self.paper_epsilon
+        return self.epsilon is not None and claimed is not None and more_than_claimed(self.epsilon, claimed)
+
     def numbers(self, name: str) -> list[float]:
         """The values of a field, of the seeds that have one."""
         return [found for run in self.runs if (found := number(run.get(name))) is not None]
@@ -90,10 +97,13 @@ class Experiment:
         return [run for one in self.series for run in one.runs]
 
     def contests(self) -> dict[float | None, list[Series]]:
-        """The series with an ε and an accuracy that compete: all of a labelled experiment, otherwise those of one budget."""
+        """The series with an ε and an accuracy that compete: all of a labelled experiment, otherwise those of one budget.
+
+        One that spent more than its claim competes with nobody.
+        """
         found: dict[float | None, list[Series]] = defaultdict(list)
         for one in self.series:
-            if one.epsilon is not None and one.accuracy is not None:
+            if one.epsilon is not None and one.accuracy is not None and not one.above_claim:
                 found[None if self.labelled else one.target].append(one)
         return dict(found)
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from apportion.lab.report import words
 from apportion.lab.report.series import Experiment, Series, accuracy
-from apportion.lab.report.table import above_claim
 
 CLOSE = 0.01
 
@@ -47,7 +46,7 @@ def _against_paper(series: Sequence[Series]) -> list[str]:
     gaps = [
         round(one.accuracy - one.paper_accuracy, 3)  # as it is shown
         for one in series
-        if one.accuracy is not None and one.paper_accuracy is not None
+        if one.accuracy is not None and one.paper_accuracy is not None and not one.above_claim
     ]
     if not gaps:
         return []
@@ -58,7 +57,7 @@ def _against_paper(series: Sequence[Series]) -> list[str]:
     sentences = [f"{said}{', ' + ' and '.join(others) if others else ''}."]
     claims = [one for one in series if one.epsilon is not None and one.paper_epsilon is not None]
     if claims:
-        over = sum(map(above_claim, claims))
+        over = sum(one.above_claim for one in claims)
         sentences.append(
             f"The true ε is above the claimed one in {over} of {len(claims)} results."
             if over

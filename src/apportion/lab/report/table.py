@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from apportion.lab.report import words
+from apportion.lab.report.reading import not_run
 from apportion.lab.report.series import Experiment, Series
 from apportion.lab.report.statements import BADGES
 from apportion.lab.report.words import number, text
@@ -30,7 +31,7 @@ def rows(experiment: Experiment, colours: Mapping[str, int]) -> list[dict[str, A
                 "epsilon": words.epsilon(one.epsilon),
                 "target": None if one.target is None else f"{one.target:g}",
                 "claimed": None if one.paper_epsilon is None else f"{one.paper_epsilon:g}",
-                "above_claim": above_claim(one),
+                "above_claim": one.above_claim,
                 "delta": words.delta(one.runs[0].get("delta")),
                 "accuracy": words.percent(ours),
                 "deviation": None if one.deviation is None else f"{100 * one.deviation:.1f}",
@@ -59,12 +60,6 @@ def seeded(experiment: Experiment) -> bool:
     return {one.status for one in experiment.series} - {"none"} == {"seeded"}
 
 
-def above_claim(one: Series) -> bool:
-    """Whether the true ε exceeds what the paper claims, as far as three decimals show."""
-    claimed = one.paper_epsilon
-    return one.epsilon is not None and claimed is not None and one.epsilon > claimed + 5e-4
-
-
 def notes(experiment: Experiment) -> list[str]:
     """What a reader must know before comparing the rows of the table."""
     found = []
@@ -78,9 +73,10 @@ def notes(experiment: Experiment) -> list[str]:
     spent = [[one.epsilon or 0.0 for one in rivals] for rivals in experiment.contests().values()]
     if any(max(rivals) > 1.02 * min(rivals) for rivals in spent):
         found.append("These rows did not all spend the same ε: more privacy spent buys accuracy.")
-    if any(above_claim(one) for one in series):
+    if any(one.above_claim for one in series):
         found.append(
-            "ε is computed from the steps that were run. Where it is above what the paper claims, it is marked."
+            "ε is computed from the steps that were run. Where it is above what the paper claims, it is marked, and the row does "
+            "not compete for the highest accuracy."
         )
     if any(one.control_of for one in series):
         found.append("A control is set beside the recipe that it names, to show what that recipe itself contributes.")
@@ -117,6 +113,17 @@ def overview(experiments: Sequence[Experiment], colours: Mapping[str, int]) -> l
             ],
         }
         for recipe, places in by_recipe.items()
+    ]
+
+
+def left_out(results: Mapping[str, Any]) -> list[dict[str, str]]:
+    """What a study left out, with the reason: one row for the recipes of an experiment that share it."""
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for entry in not_run(results):
+        found[text(entry.get("experiment")), text(entry.get("reason"))].append(text(entry.get("recipe")))
+    return [
+        {"experiment": experiment, "reason": reason, "recipes": ", ".join(recipes)}
+        for (experiment, reason), recipes in found.items()
     ]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from apportion.lab.remaining import time_left
 from apportion.lab.search.rules import Trial, best_of
 from apportion.lab.search.run import Show
 from apportion.lab.search.trace import Trace
@@ -19,7 +21,8 @@ LINES = 10
 def search_progress(trace: Trace) -> Iterator[Show]:
     """Yield a function that shows a trial which was added to `trace`."""
     if not sys.stderr.isatty():
-        yield lambda trial: _print_line(trace, trial)
+        begun, started = len(trace.trials), time.monotonic()
+        yield lambda trial: _print_line(trace, trial, len(trace.trials) - begun, time.monotonic() - started)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -66,7 +69,9 @@ def _place(trial: Trial) -> str:
     return f"run {trial.run} epoch {trial.epoch}"
 
 
-def _print_line(trace: Trace, trial: Trial) -> None:
-    if len(trace.trials) % LINES == 0:
-        count = f"candidate {len(trace.trials)} of about {expected_trials(trace)}"
+def _print_line(trace: Trace, trial: Trial, added: int, seconds: float) -> None:
+    """A line for the first candidate that was trained, and then for every tenth."""
+    if added == 1 or len(trace.trials) % LINES == 0:
+        done, total = len(trace.trials), expected_trials(trace)
+        count = f"candidate {done} of about {total}{time_left(added, total - done, seconds)}"
         print(f"{_place(trial)}  {count}  {_facts(trace, trial)}", file=sys.stderr, flush=True)

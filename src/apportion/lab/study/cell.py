@@ -32,6 +32,11 @@ class Cell:
         experiment, recipe, seed = self.place
         return f"{experiment}: {recipe}" + ("" if seed is None else f", seed {seed}")
 
+    @property
+    def needs_data(self) -> bool:
+        """A price needs none."""
+        return self.experiment.kind != "price"
+
     def configuration(self) -> dict[str, Any]:
         """All that decides the result, as data. Labels and published figures do not."""
         experiment, choice, recipe = self.experiment, self.choice, self.choice.recipe()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from apportion import validate
-from apportion.errors import ApportionError, InvalidArgument
+from apportion.errors import ApportionError, DataNotFound, InvalidArgument
 from apportion.lab.processes import ends_are_told, process_pool
 from apportion.lab.resolve import resolve
 from apportion.lab.study.cell import Cell
@@ -18,6 +18,7 @@ from apportion.lab.study.results import StudyResults
 from apportion.lab.study.run_cell import run_cell
 
 Show = Callable[[Cell, dict[str, Any]], None]
+Outcome = dict[str, Any] | ApportionError
 
 
 def run_study(
@@ -28,18 +29,22 @@ def run_study(
     data_dir: Path | None = None,
     show: Show = lambda cell, run: None,
 ) -> StudyResults:
-    """Run every cell that is missing and whose data is there. An interruption loses only the cells that were running.
+    """Run every cell that is missing and whose data is there. An interruption loses only the cells that were running, and a cell that
+    is refused only itself.
 
     Args:
         only: run those cells alone whose "experiment: recipe, seed" holds this text; the others stay as they are.
     """
     # one seed of everything first: a table that is interrupted has all of its rows
     wanted = sorted((cell for cell in results.missing if only in cell.title), key=lambda cell: cell.seed or 0)
-    results.without_data = _without_data(wanted, data_dir)
-    cells = [cell for cell in wanted if cell.experiment.data not in results.without_data]
-    for cell, run in _outcomes(cells, processes, data_dir):
-        results.add(cell, run)
-        show(cell, run)
+    results.without_data = _without_data(results.missing, data_dir)
+    cells = [cell for cell in wanted if not (cell.needs_data and cell.experiment.data in results.without_data)]
+    for cell, outcome in _outcomes(cells, processes, data_dir):
+        if isinstance(outcome, ApportionError):
+            results.refused[cell.place] = " ".join(str(outcome).split())
+            continue
+        results.add(cell, outcome)
+        show(cell, outcome)
     results.save()
     return results
 
@@ -48,17 +53,20 @@ def recheck(
     results: StudyResults,
     count: int,
     *,
+    only: str = "",
     processes: int = 1,
     data_dir: Path | None = None,
     show: Show = lambda cell, run: None,
 ) -> list[dict[str, Any]]:
     """Run some kept cells again, drawn at random, and compare: the same seed must give exactly the same accuracies and ε."""
     validate.whole("recheck", count, "so many cells are run again", "Use 3")
-    kept = [cell for cell in results.study.cells if cell.place in results.runs]
+    kept = [cell for cell in results.study.cells if cell.place in results.runs and only in cell.title]
     if not kept:
-        raise InvalidArgument("recheck", count, "no cell of this study has been run", "Run the study first")
+        raise InvalidArgument("recheck", count, "no such cell of this study has been run", "Run the study first")
     findings = []
     for cell, run in _outcomes(random.sample(kept, min(count, len(kept))), processes, data_dir):
+        if isinstance(run, ApportionError):
+            raise run
         show(cell, run)
         before = results.runs[cell.place]
         experiment, recipe, seed = cell.place
@@ -76,26 +84,31 @@ def recheck(
 
 
 def _without_data(cells: Sequence[Cell], data_dir: Path | None) -> dict[str, str]:
-    """Which data cannot be read, and how to get it. A price needs none."""
+    """Which data is not there, or only in part, and how to get it."""
     found = {}
-    for name in {cell.experiment.data for cell in cells if cell.experiment.kind != "price"}:
+    for name, cell in {cell.experiment.data: cell for cell in cells if cell.needs_data}.items():
+        declared = cell.experiment.sampling().population
         try:
-            resolve(name, None, data_dir)
-        except ApportionError as error:
+            held = resolve(name, cell.experiment.model, data_dir).population
+        except DataNotFound as error:
             found[name] = " ".join(str(error).split())
+        else:
+            if held not in (None, declared):
+                found[name] = f"{held:,} records are there, and the study is about {declared:,}"
     return found
 
 
-def _outcomes(cells: Sequence[Cell], processes: int, data_dir: Path | None) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """Each cell with its run, as they end. Every cell is computed with one thread, so the number of processes changes nothing."""
+def _outcomes(cells: Sequence[Cell], processes: int, data_dir: Path | None) -> Iterator[tuple[Cell, Outcome]]:
+    """Each cell with its run, or with why it was refused, as they end. Every cell is computed with one thread, so the number of
+    processes changes nothing."""
     processes = validate.whole("processes", processes, "they run the cells", "Use 1 to have no others")
-    work = partial(run_cell, data_dir=data_dir)
+    work = partial(_outcome, run=run_cell, data_dir=data_dir)
     if processes == 1 or len(cells) < 2:
         for cell in cells:
             yield cell, work(cell)
         return
     pool = process_pool(processes)
-    waiting: dict[Future[dict[str, Any]], Cell] = {pool.submit(work, cell): cell for cell in cells}
+    waiting: dict[Future[Outcome], Cell] = {pool.submit(work, cell): cell for cell in cells}
     try:
         with ends_are_told(processes, "study"):
             while waiting:
@@ -104,3 +117,10 @@ def _outcomes(cells: Sequence[Cell], processes: int, data_dir: Path | None) -> I
                     yield waiting.pop(future), future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _outcome(cell: Cell, run: Callable[..., dict[str, Any]], data_dir: Path | None) -> Outcome:
+    try:
+        return run(cell, data_dir=data_dir)
+    except ApportionError as error:
+        return error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from apportion.lab.commit import commit
 from apportion.lab.compare import run_recipe
 from apportion.lab.planning import plan_recipe
 from apportion.lab.resolve import resolve
@@ -22,9 +22,9 @@ _KEPT = ("epsilon", "test_accuracy", "median_norm")
 
 def run_cell(cell: Cell, data_dir: Path | None = None) -> dict[str, Any]:
     """The outcome as data: settings, ε, accuracy, history where it was looked at, and what it was computed with."""
-    experiment = cell.experiment
+    experiment, source = cell.experiment, commit()  # asked before: the files may change while it runs
     with one_thread(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # δ = 1/N is what the papers use
+        warnings.filterwarnings("ignore", "delta=", UserWarning)  # δ = 1/N is what the papers use
         if experiment.kind == "price":
             run = _priced(cell)
         else:
@@ -32,7 +32,7 @@ def run_cell(cell: Cell, data_dir: Path | None = None) -> dict[str, Any]:
             probe = median_norms(experiment.data, subject) if experiment.kind == "norms" else None
             run = run_recipe(experiment, cell.choice, subject, cell.seed, None, progress=False, probe=probe)
     looked_at = [entry for entry in run["history"] if any(entry.get(key) is not None for key in _KEPT)]
-    return run | {"history": looked_at, "commit": commit(), "versions": package_versions()}
+    return run | {"history": looked_at, "commit": source, "versions": package_versions()}
 
 
 _subject = cache(resolve)
@@ -63,20 +63,3 @@ def _priced(cell: Cell) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - started, 3),
         "history": history,
     }
-
-
-@cache
-def commit() -> str | None:
-    """The commit of the source that runs, with "+" if files were changed since; `None` where there is no repository."""
-    folder = Path(__file__).parent
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip() or None

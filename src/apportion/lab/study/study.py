@@ -8,10 +8,8 @@ from typing import Any
 from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.lab.defaults import with_benchmark_budget
-from apportion.lab.settings import Experiment, experiment
+from apportion.lab.settings import STUDY_KEYS, Experiment, experiment
 from apportion.lab.study.cell import Cell
-
-_OWN = ("title", "source", "note", "experiment")
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ def study(name: str, values: dict[str, Any]) -> Study:
         raise InvalidArgument(
             "experiment", validate.shown(entries), "it is not a list of tables", "Write [[experiment]]"
         )
-    shared = {key: value for key, value in values.items() if key not in _OWN}
+    shared = {key: value for key, value in values.items() if key not in STUDY_KEYS}
     experiments = []
     for number, entry in enumerate(entries):
         merged = _merged(shared, entry)
