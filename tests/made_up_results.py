@@ -26,7 +26,7 @@ def invented_study(name, folder, *, without=()):
     results = StudyResults(study(name, read_file(find(name))), folder / f"{name}.json")
     for cell in results.study.cells:
         if cell.choice.shown not in without:
-            results.runs[cell.place] = invented_run(cell)
+            results.runs[cell.place] = invented_run(cell) | {"key": cell.key}
     results.save()
     return results.content()
 
