@@ -117,13 +117,15 @@ def overview(experiments: Sequence[Experiment], colours: Mapping[str, int]) -> l
 
 
 def left_out(results: Mapping[str, Any]) -> list[dict[str, str]]:
-    """What a study left out, with the reason: one row for the recipes of an experiment that share it."""
-    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    """What a study left out, with the reason: one row for the experiments that share it and lack the same recipes."""
+    recipes: dict[tuple[str, str], list[str]] = defaultdict(list)
     for entry in not_run(results):
-        found[text(entry.get("experiment")), text(entry.get("reason"))].append(text(entry.get("recipe")))
+        recipes[text(entry.get("experiment")), text(entry.get("reason"))].append(text(entry.get("recipe")))
+    rows: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for (experiment, reason), names in recipes.items():
+        rows[", ".join(names), reason.removeprefix("not run: ")].append(experiment)
     return [
-        {"experiment": experiment, "reason": reason, "recipes": ", ".join(recipes)}
-        for (experiment, reason), recipes in found.items()
+        {"experiments": "; ".join(found), "recipes": names, "reason": reason} for (names, reason), found in rows.items()
     ]
 
 
