@@ -153,7 +153,7 @@ def main() -> None:
     torch.set_num_threads(THREADS)
     workload = WORKLOADS[options.workload].scaled(options.scale)
     if options.micro_batch is not None:
-        workload = replace(workload, micro_batch=options.micro_batch)
+        workload = replace(workload, micro_batch=options.micro_batch, pinned=True)
     if options.task == "time":
         result = times(workload, options.engines, options.rounds)
     else:

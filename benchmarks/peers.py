@@ -1,7 +1,8 @@
 """The engines that are compared: each takes whole training steps on a workload.
 
 A step of a private engine is all that one costs: a Poisson draw, clipping to norm 1, noise of multiplier 1, the charge if it keeps
-books, and the update. Plain SGD draws the same way. Everyone handles at most `workload.pieces` records at one time.
+books, and the update. Plain SGD draws the same way. Everyone handles at most `workload.pieces` records at one time. Ours
+chooses how many, as it would for anybody, unless the workload pins it.
 
 Opacus runs as its documentation says, with the data loader that it makes; `ModuleValidator.fix` gives it its own LSTM. It is not run
 in the layout channels_last, where the conv gradients of version 1.6.0 are wrong (`unfold2d` takes the last two strides for granted).
@@ -171,7 +172,8 @@ class Apportion:
 
         records = Records(len(given), counted, given.example)
         self._loss = nn.CrossEntropyLoss()
-        execution = apportion.Execution(micro_batch=workload.micro_batch or "auto", engine=engine)
+        micro_batch = workload.micro_batch if workload.pinned and workload.micro_batch else "auto"
+        execution = apportion.Execution(micro_batch=micro_batch, engine=engine)
         self._session = open_session(
             self.model,
             build_optimizer(self.model, "sgd", LEARNING_RATE),

@@ -29,7 +29,8 @@ class Workload:
         classes: the number of classes of the targets.
         batch: the expected number of records in a step.
         parameters: how many the model has; checked whenever it is built.
-        micro_batch: records that every engine handles at one time; all that were drawn if it is not given.
+        micro_batch: the most records that an engine handles at one time; all that were drawn if it is not given.
+        pinned: ours handles so many, too. Otherwise it chooses by itself, as it would for anybody.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Workload:
     batch: int
     parameters: int
     micro_batch: int | None = None
+    pinned: bool = False
 
     @property
     def population(self) -> int:

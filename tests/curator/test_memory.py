@@ -78,7 +78,7 @@ def test_each_part_has_its_factor():
     subject = memory_module._Step(model, "one-pass", torch.zeros(4, 1, 16, 16))
     subject.added(1)
     whole = subject.added(1)
-    for factor in ("LIVE", "CONVOLUTION", "PARAMETERS"):
+    for factor in ("BASE", "LIVE", "CONVOLUTION", "PARAMETERS"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(memory_module, factor, 0)
             assert subject.added(1) < whole, factor
@@ -124,8 +124,8 @@ def test_the_choice_fits_and_the_next_does_not():
 
 def test_a_limit_too_small_for_one_record_is_refused(records, budget):
     model = nn.Linear(4, 2)
-    with pytest.raises(ap.InvalidArgument, match="memory_limit='100 B'.*single record.*Allow more"):
-        short_run(model, records, budget, memory_limit="100B")
+    with pytest.raises(ap.InvalidArgument, match="memory_limit='1 kB'.*single record.*Allow more"):
+        short_run(model, records, budget, memory_limit="1kB")
 
 
 @pytest.mark.parametrize("limit", ["2", "GB", "2 XB", "-2GB", "", "0B", 0, -1, 2.5, float("nan"), True, [2]])
@@ -161,20 +161,42 @@ def test_amounts_as_people_write_them():
     assert [as_text(amount) for amount in (7, 1500, 999_900, 2.5e9)] == ["7 B", "1.5 kB", "1 MB", "2.5 GB"]
 
 
-def test_without_a_limit_nothing_is_tried(monkeypatch):
-    monkeypatch.setattr(memory_module, "memory_model", lambda *_: pytest.fail("it was"))
-    assert with_known_batch(ap.Execution(), nn.Linear(4, 2), "one-pass", torch.zeros(4)).micro_batch == "auto"
+def test_without_a_limit_small_records_are_held_in_the_usual_number():
+    linear = (nn.Linear(4, 2), "one-pass", torch.zeros(4))
+    assert with_known_batch(ap.Execution(), *linear, 1024).micro_batch == ap.Execution().physical_batch(1024)
+    assert with_known_batch(ap.Execution(micro_batch=7), *linear, 1024).micro_batch == 7
+
+
+def test_without_a_limit_large_activations_are_held_in_small_number():
+    wide = nn.Sequential(nn.Linear(4, 1 << 18), nn.Tanh(), nn.Linear(1 << 18, 2))
+    chosen = with_known_batch(ap.Execution(), wide, "one-pass", torch.zeros(4), 1024).micro_batch
+    assert chosen == memory_module.COMFORTABLE // (
+        2 * 4 * (1 << 18) + 4 * 4
+    )  # while tanh runs, two layers of 2^18 floats
+
+
+def test_without_a_limit_written_out_gradients_count():
+    model = nn.Linear(1 << 16, 16)  # 4 MiB of parameters, a record of 256 KiB, hardly an activation
+    chosen = with_known_batch(ap.Execution(), model, "vmap", torch.zeros(1 << 16), 1024).micro_batch
+    assert chosen == memory_module.COMFORTABLE // (4 * (1 << 20) + 64 + 4 * (1 << 16) + 64)
+    alone = with_known_batch(ap.Execution(), model, "one-pass", torch.zeros(1 << 16), 1024).micro_batch
+    assert alone == memory_module.COMFORTABLE // (4 * (1 << 16) + 64)
+
+
+def test_one_record_is_always_held(monkeypatch):
+    monkeypatch.setattr(memory_module, "COMFORTABLE", 1)
+    assert with_known_batch(ap.Execution(), nn.Linear(4, 2), "one-pass", torch.zeros(4), 1024).micro_batch == 1
 
 
 def test_the_choice_reads_no_value_and_leaves_model_and_generator_alone():
     model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 2)).eval()
     before, state = torch.random.get_rng_state(), {name: value.clone() for name, value in model.state_dict().items()}
-    limited = ap.Execution(memory_limit="8MB")
-    sizes = {
-        with_known_batch(limited, model, "one-pass", torch.full((4,), value)).micro_batch
-        for value in (0.0, 1e30, float("nan"))
-    }
-    assert len(sizes) == 1
+    for execution in (ap.Execution(memory_limit="8MB"), ap.Execution()):
+        sizes = {
+            with_known_batch(execution, model, "one-pass", torch.full((4,), value), 1024).micro_batch
+            for value in (0.0, 1e30, float("nan"))
+        }
+        assert len(sizes) == 1
     assert torch.equal(torch.random.get_rng_state(), before)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert not model.training

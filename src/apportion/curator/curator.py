@@ -68,7 +68,7 @@ class Execution:
 
     Args:
         micro_batch: records whose gradients are held at one time, at most 1280. "auto" takes what fits into `memory_limit`; if there is
-            none, about 512, with room for chance (`physical_batch`).
+            none, about 512, with room for chance (`physical_batch`), or as many as have 128 MiB of activations (`memory.py`).
         engine: "auto" takes the fastest engine that gives exact gradients. The one-pass engine runs a micro-batch together, after a
             probe on synthetic records has shown that the model keeps records apart; "vmap" and "loop" run every record alone, so
             that not even a layer that mixes records only on certain data could do so. Use them for hand-written layers that you

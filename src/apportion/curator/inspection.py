@@ -17,7 +17,7 @@ from apportion.curator.engine_choice import per_record_mode
 from apportion.curator.gradients.engine import Engine, build_engine
 from apportion.curator.gradients.one_pass import OnePass, RecordGradients
 from apportion.curator.gradients.use import Mode
-from apportion.curator.memory import memory_model, repeated, stand_in_loss, synthetic_batch
+from apportion.curator.memory import memory_model, repeated, stand_in_loss, synthetic_batch, with_known_batch
 from apportion.curator.tree import batch_size, call_model
 from apportion.request import ClippedSum
 
@@ -53,8 +53,7 @@ def inspect(model: nn.Module, inputs: Any, target: Any, memory_limit: int | str 
     execution = Execution(memory_limit=memory_limit)
     mode = per_record_mode(model, None, inputs, target)
     memory = memory_model(model, mode, inputs)
-    limit = execution.memory_limit
-    physical = execution.physical_batch(USUAL) if limit is None else memory.largest_batch(int(limit))
+    physical = with_known_batch(execution, model, mode, inputs, USUAL).physical_batch(USUAL)
     subject = copy_of(model).train()
     engine, records = build_engine(subject, mode), synthetic_batch(subject, inputs)
     gradients = _private(engine, records)

@@ -2,13 +2,13 @@
 
 A step holds, at its peak,
 
-    standing + PARAMETERS·parameters + LIVE·live(b) + CONVOLUTION·largest(b)        for a physical batch of b records:
+    standing + BASE + PARAMETERS·parameters + LIVE·live(b) + CONVOLUTION·largest(b)        for a physical batch of b records:
 
 `standing` is the model and the engine's copy of it. `live(b)` are the tensors that exist at one time: activations, noted inputs and
 output gradients of b records, workspaces of the kernels, sums and noise. `largest(b)` is what one convolution reads and writes, of all
 the one with most. They are counted, not modelled: the curator itself answers a request on two micro-batches of synthetic records,
 while every tensor that torch makes is noted, for b = 1, 4, 16, … until the records take more than the workspaces, which stop growing.
-From there on both are straight lines. The three factors are fitted to benchmarks/memory.py --check, once for all models.
+From there on both are straight lines. The factors are fitted to benchmarks/memory.py --check, once for all models.
 
 Only the shapes and types of a record are used, never a value. The state of the optimiser comes on top: one number a parameter for
 momentum, two for Adam.
@@ -38,15 +38,21 @@ from apportion.curator.tree import batch_size, call_model, map_tensors, tensors_
 from apportion.errors import InvalidArgument
 from apportion.request import ClippedSum, Event, Request
 
-LIVE = 4 / 3
+BASE = 3 << 19
+"""Buffers of the mathematical libraries and small objects."""
+LIVE = 1.3
 """Memory of the process for each byte of live tensors. The C library puts tensors of different sizes side by side, and what is free
 between two that live on cannot always be used again."""
-CONVOLUTION = 2
+CONVOLUTION = 2.75
 """The mathematical library convolves copies in a layout of its own, which torch does not see, and keeps the blocks it took for them."""
-PARAMETERS = 5 / 2
+PARAMETERS = 3.75
 """The gradient that stays with every parameter, and blocks of that size that are kept from one step to the next."""
 ENOUGH = 32 << 20
 """Bytes of records after which live(b) is taken for a straight line: the kernels' workspaces have a few MiB and no more."""
+
+COMFORTABLE = 128 << 20
+"""Bytes of activations in a micro-batch if nobody says. A private step takes about twice as much. More would leave the caches: a wide
+residual network, a transformer and a deep convolutional one were 3 to 7 % slower with two to four times as many records."""
 
 CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
@@ -96,12 +102,39 @@ class MemoryModel:
         return fits if fits <= 8 else fits - fits % 8
 
 
-def with_known_batch(execution: Execution, model: nn.Module, mode: Mode, inputs: Any) -> Execution:
-    """`execution` with a number for `micro_batch`: what fits into its memory limit, for records like `inputs`."""
-    if execution.memory_limit is None:
+def with_known_batch(
+    execution: Execution, model: nn.Module, mode: Mode, inputs: Any, expected_batch_size: float
+) -> Execution:
+    """`execution` with a number for `micro_batch`, for records like `inputs`: what fits into its memory limit; without one, the usual
+    number, or fewer where these would take too much."""
+    if execution.memory_limit is not None:
+        largest = memory_model(model, mode, inputs).largest_batch(int(execution.memory_limit))
+        return replace(execution, micro_batch=largest, memory_limit=None)
+    if execution.micro_batch != "auto":
         return execution
-    largest = memory_model(model, mode, inputs).largest_batch(int(execution.memory_limit))
-    return replace(execution, micro_batch=largest, memory_limit=None)
+    usual = execution.physical_batch(expected_batch_size)
+    return replace(execution, micro_batch=min(usual, comfortable_batch(model, mode, inputs)))
+
+
+def comfortable_batch(model: nn.Module, mode: Mode, inputs: Any) -> int:
+    """How many records like `inputs` have `COMFORTABLE` bytes of activations; where gradients are written out, of those as well.
+
+    Counted in a forward pass of one and of two synthetic records, which is much quicker than a `MemoryModel`.
+    """
+    subject = copy_of(model).train()
+    few = synthetic_batch(subject, inputs)
+
+    def made(records: int) -> int:
+        with torch.random.fork_rng(devices=[]), LiveTensors() as live:
+            outputs = call_model(subject, repeated(few, records))  # kept, and with it what autograd has saved
+        peak: int = live.peak
+        del outputs
+        return peak
+
+    of_one = made(2) - made(1)
+    if mode in ("vmap", "loop"):
+        of_one += sum(parameter.nbytes for parameter in subject.parameters())
+    return max(1, COMFORTABLE // max(1, of_one))
 
 
 def memory_model(model: nn.Module, mode: Mode, inputs: Any) -> MemoryModel:
@@ -169,8 +202,8 @@ class _Step:
         )
         with LiveTensors() as live:
             curator.answer(self._request, stand_in_loss)
-        needed: float = LIVE * live.peak + CONVOLUTION * live.largest_convolution + PARAMETERS * self._parameters
-        return round(needed)
+        records_and_workspaces: float = LIVE * live.peak + CONVOLUTION * live.largest_convolution
+        return round(BASE + PARAMETERS * self._parameters + records_and_workspaces)
 
 
 class LiveTensors(TorchDispatchMode):
@@ -191,9 +224,10 @@ class LiveTensors(TorchDispatchMode):
     ) -> Any:
         result = function(*arguments, **(named or {}))
         made = tensors_of(result)
+        given = {tensor.untyped_storage()._cdata for tensor in tensors_of((arguments, named))}  # a view is nothing new
         for tensor in made:
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._sizes:
+            if storage._cdata not in self._sizes and storage._cdata not in given:
                 self._sizes[storage._cdata] = storage.nbytes()
                 self._now += storage.nbytes()
                 weakref.finalize(storage, self._freed, storage._cdata)

@@ -250,7 +250,7 @@ def open_session(
     accountant = PrivacyLossAccountant()
     spare = 0 if out is None else recovery.spare_tokens(sampling.steps)
     plan = make_plan(budget, sampling, clip, noise, accountant, spare)
-    execution = with_known_batch(execution, model, mode, records.example[0])
+    execution = with_known_batch(execution, model, mode, records.example[0], sampling.expected_batch_size)
     engine = build_engine(model, mode)
     if mode not in ("vmap", "loop"):  # where records run together
         engine = VettedShapes(engine, records.example[0], chosen=execution.engine == "auto")
