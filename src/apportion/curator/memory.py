@@ -38,21 +38,21 @@ from apportion.curator.tree import batch_size, call_model, map_tensors, tensors_
 from apportion.errors import InvalidArgument
 from apportion.request import ClippedSum, Event, Request
 
-BASE = 3 << 19
+BASE = 3 << 20
 """Buffers of the mathematical libraries and small objects."""
-LIVE = 1.3
+LIVE = 1.25
 """Memory of the process for each byte of live tensors. The C library puts tensors of different sizes side by side, and what is free
 between two that live on cannot always be used again."""
-CONVOLUTION = 2.75
+CONVOLUTION = 2
 """The mathematical library convolves copies in a layout of its own, which torch does not see, and keeps the blocks it took for them."""
-PARAMETERS = 3.75
+PARAMETERS = 4.5
 """The gradient that stays with every parameter, and blocks of that size that are kept from one step to the next."""
-ENOUGH = 32 << 20
+ENOUGH = 64 << 20
 """Bytes of records after which live(b) is taken for a straight line: the kernels' workspaces have a few MiB and no more."""
 
 COMFORTABLE = 128 << 20
-"""Bytes of activations in a micro-batch if nobody says. A private step takes about twice as much. More would leave the caches: a wide
-residual network, a transformer and a deep convolutional one were 3 to 7 % slower with two to four times as many records."""
+"""Bytes of activations in a micro-batch if nobody says; a private step takes about twice as much. On large models a larger micro-batch
+is no faster, because it leaves the caches."""
 
 CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
