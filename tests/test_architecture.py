@@ -82,3 +82,9 @@ def test_every_public_name_exists():
     assert all(getattr(apportion, name) is not None for name in apportion.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = apportion.nonsense
+
+
+def test_the_report_needs_no_torch():
+    """It reads files; torch would make it seconds slower."""
+    code = "import sys, apportion.lab.report; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -53,7 +53,10 @@ def inspect(model: nn.Module, inputs: Any, target: Any, memory_limit: int | str 
     execution = Execution(memory_limit=memory_limit)
     mode = per_record_mode(model, None, inputs, target)
     memory = memory_model(model, mode, inputs)
-    physical = with_known_batch(execution, model, mode, inputs, USUAL).physical_batch(USUAL)
+    if execution.memory_limit is None:
+        physical = with_known_batch(execution, model, mode, inputs, USUAL).physical_batch(USUAL)
+    else:
+        physical = memory.largest_batch(int(execution.memory_limit))
     subject = copy_of(model).train()
     engine, records = build_engine(subject, mode), synthetic_batch(subject, inputs)
     gradients = _private(engine, records)

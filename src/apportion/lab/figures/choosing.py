@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from apportion.lab.figures.results import Cell, Results
 from apportion.lab.figures.tables import markdown_table, plain, shown
-from apportion.lab.study.summary import CLOSE
+from apportion.lab.judging import CLOSE
 
 COMPARISONS = ("lin_table_2", "lin_table_3", "du_table_1", "du_table_2", "du_table_3", "monir_table_8", "monir_e2")
 """The studies that compare recipes. Others vary one number of a recipe."""

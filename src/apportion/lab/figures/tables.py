@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from scipy.stats import kendalltau
 
 from apportion.lab.figures.results import Cell, NotRun, StudyFile
-from apportion.lab.study.summary import more_than_claimed
+from apportion.lab.judging import more_than_claimed
 
 HEADINGS = ("method", "ours, %", "printed, %", "difference", "true ε", "claimed ε", "seconds")
 MARKS = {True: " ✓", False: " ✗", None: ""}

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from apportion.lab.judging import more_than_claimed
 from apportion.lab.report.words import number, share, text
-from apportion.lab.study.summary import more_than_claimed
 
 Run = Mapping[str, Any]
 

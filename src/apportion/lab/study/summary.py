@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from apportion.lab.judging import CLOSE, more_than_claimed
 from apportion.lab.seeds import over_seeds
-
-CLOSE = 0.003
-"""With few seeds, 0.3 points are chance: a cell is met if its mean is at most so far below the printed accuracy, and two recipes that
-are no further apart are as good as each other."""
 
 
 def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -22,11 +19,6 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for run in runs:
         groups.setdefault((run["experiment"], run["recipe"]), []).append(run)
     return [_row(experiment, recipe, members) for (experiment, recipe), members in groups.items()]
-
-
-def more_than_claimed(epsilon: float, claimed: float) -> bool:
-    """Whether a run spent more than its source says, by more than rounding."""
-    return epsilon > claimed * (1 + 1e-9)
 
 
 def _row(experiment: str, recipe: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
