@@ -7,10 +7,10 @@ from torch import nn
 
 import apportion as ap
 from apportion.curator.curator import LARGEST, Curator
-from apportion.curator.gradients.engine import build_engine
+from apportion.curator.gradients.engine import EngineChoice, build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
-from apportion.curator.vetting import VettedShapes
+from apportion.curator.vetting import vetted_engine
 from apportion.errors import UnsupportedModel
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Frame, Request
 from apportion.training.session import require_trainable
@@ -27,10 +27,8 @@ def product(outputs, targets):
 def total(model, data, books, *, engine="auto", loss=product, release=None, micro_batch=LARGEST):
     """What would get noise: all records are drawn, by the engine that `train` would choose."""
     records = as_records(data)
-    mode = require_trainable(model, loss, records, ap.Execution(engine=engine))
-    own = build_engine(model, mode)
-    if mode not in ("vmap", "loop"):
-        own = VettedShapes(own, records.example[0], chosen=engine == "auto")
+    choice = require_trainable(model, loss, records, ap.Execution(engine=engine))
+    own = vetted_engine(model, choice, records.example[0])
     sums = []
 
     def noiseless(exact, deviation, noise, divisor):
@@ -139,7 +137,7 @@ class LimitsInPlace(nn.Module):
 def test_an_output_gradient_that_is_overwritten_after_its_norm_was_taken_is_noticed():
     torch.manual_seed(0)
     x, targets = torch.ones(4, 128, 1, 11), torch.randn(4, 128, 1, 11)
-    assert require_trainable(LimitsInPlace(), product, as_records((x, targets))) in ("vmap", "loop")
+    assert require_trainable(LimitsInPlace(), product, as_records((x, targets))).mode in ("vmap", "loop")
     engine = build_engine(LimitsInPlace(), "one-pass")
     product(engine.forward(x), targets).backward()
     gradients = engine.gradients()
@@ -181,7 +179,7 @@ class LimitsByFunction(LimitsTheNorm):
 def test_a_limit_on_the_norm_of_gradients_that_only_large_ones_feel_is_left_to_records_alone(model):
     torch.manual_seed(0)
     data = (torch.randn(4, 4), torch.randn(4, 3))
-    assert require_trainable(model(), product, as_records(data)) in ("vmap", "loop")
+    assert require_trainable(model(), product, as_records(data)).mode in ("vmap", "loop")
 
 
 # -- surroundings --
@@ -315,7 +313,7 @@ class NormalisesFours(nn.Module):
 def test_mixing_that_needs_masks_or_words_of_some_kind_is_left_to_records_alone(model, example):
     torch.manual_seed(0)
     data = Items([(example, torch.zeros(3))] * 3)
-    assert require_trainable(model(), product, as_records(data)) in ("vmap", "loop")
+    assert require_trainable(model(), product, as_records(data)).mode in ("vmap", "loop")
 
 
 def test_mixing_that_needs_companies_of_some_size_is_found():
@@ -346,7 +344,7 @@ def test_records_of_another_shape_run_together_only_if_the_model_keeps_those_apa
 def test_in_a_loop_of_ones_own_too():
     torch.manual_seed(0)
     model = Confuses()
-    engine = VettedShapes(build_engine(model, "one-pass"), torch.zeros(1, 3))
+    engine = vetted_engine(model, EngineChoice("one-pass"), torch.zeros(1, 3))
     for shape in ((5, 1, 3), (5, 8, 3), (5, 1, 3), (5, 8, 3)):
         x = torch.randn(shape)
         alone = torch.cat([model(record[None]) for record in x])

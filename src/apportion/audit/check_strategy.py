@@ -32,6 +32,7 @@ from apportion.audit.replay import replay
 from apportion.audit.sealed import SealedAccess, seal_session
 from apportion.budget import Budget, Record
 from apportion.curator.curator import Execution
+from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.errors import InvalidArgument, PrivacyViolation
@@ -168,7 +169,7 @@ class _Bench:
             randomness=Randomness.seeded(0),
             out=None,
             ledger=None,
-            mode="vmap" if sealed else "one-pass",
+            choice=EngineChoice("vmap" if sealed else "one-pass"),
             own_loop=False,
         )
         if sealed:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from apportion.curator.clipping import held
 from apportion.curator.curator import LossFunction
-from apportion.curator.gradients.engine import Mode, build_engine
+from apportion.curator.gradients.engine import EngineChoice, build_engine
 from apportion.curator.records import Batch, Records, as_records
 from apportion.curator.tree import map_tensors, tensors_of
 
@@ -99,7 +99,7 @@ def neighbours(record: Batch, outlier: Batch, *, broken: bool) -> tuple[Neighbou
     return tuple(pairs)
 
 
-def outlier_of(model: nn.Module, loss_fn: LossFunction | None, mode: Mode, common: Batch, record: Batch) -> Batch:
+def outlier_of(model: nn.Module, loss_fn: LossFunction | None, choice: EngineChoice, common: Batch, record: Batch) -> Batch:
     """Of many variants of a record the one with the largest finite gradient, so that its contribution is really clipped.
 
     Tried are inputs of 1 to 10⁶ times the size (of a text, also its largest number everywhere) with the targets of other records.
@@ -113,15 +113,15 @@ def outlier_of(model: nn.Module, loss_fn: LossFunction | None, mode: Mode, commo
         map_tensors(lambda tensor, scale=scale: tensor * scale if tensor.is_floating_point() else tensor, variant)
         for scale, variant in product(_SCALES, product([inputs, largest], targets))
     ]
-    norms = _gradient_norms(model, loss_fn, mode, map_tensors(lambda *tensors: torch.cat(tensors), *variants))
+    norms = _gradient_norms(model, loss_fn, choice, map_tensors(lambda *tensors: torch.cat(tensors), *variants))
     best: Batch = variants[int(torch.where(norms.isfinite(), norms, -1.0).argmax())]
     return best
 
 
-def _gradient_norms(model: nn.Module, loss_fn: LossFunction | None, mode: Mode, batch: Batch) -> Tensor:
+def _gradient_norms(model: nn.Module, loss_fn: LossFunction | None, choice: EngineChoice, batch: Batch) -> Tensor:
     """‖g_i‖ of every record; zeros if one of them cannot be evaluated."""
     inputs, targets = batch
-    engine = build_engine(model, mode)
+    engine = build_engine(model, choice)
     try:
         outputs = engine.forward(inputs)
         if loss_fn is None:  # of a loop of one's own only the model is known

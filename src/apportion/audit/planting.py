@@ -102,7 +102,7 @@ def plant(
         records = network.records(coordinates[included, 0], amount)
     else:
         records = CanaryGradients.records(np.flatnonzero(included), example)
-    mode = require_trainable(model, loss_fn, records)
+    choice = require_trainable(model, loss_fn, records)
     session = open_session(
         model,
         build_optimizer(model, "sgd", _LEARNING_RATE),
@@ -115,10 +115,10 @@ def plant(
         randomness=randomness,
         out=None,
         ledger=None,
-        mode=mode,
+        choice=choice,
         own_loop=False,
     )
     if not end_to_end:
-        engine = CanaryGradients(build_engine(model, mode), coordinates, amount)
+        engine = CanaryGradients(build_engine(model, choice), coordinates, amount)
         session.curator = Curator(records, engine, session.account, randomness, execution)
     return session, loss_fn, watched

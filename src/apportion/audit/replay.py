@@ -36,7 +36,7 @@ from apportion.audit.state import differences
 from apportion.audit.subject import Loop, Subject, without_dropout
 from apportion.budget import Budget, Record
 from apportion.curator.curator import Execution, LossFunction
-from apportion.curator.gradients.engine import Mode
+from apportion.curator.gradients.engine import EngineChoice, Mode
 from apportion.curator.records import Batch, as_records
 from apportion.curator.tree import map_tensors
 from apportion.errors import InvalidArgument
@@ -98,7 +98,7 @@ def replay(
         )
     data = as_records(train_data)
     subject_model, silenced = without_dropout(model)
-    mode = require_trainable(subject_model, None if loop else loss_fn, data)
+    choice = require_trainable(subject_model, None if loop else loss_fn, data)
     everyone = data.batch(np.arange(RECORDS + 1) % len(data))
     common, record = (
         map_tensors(lambda tensor, part=part: tensor[part], everyone) for part in (slice(RECORDS), slice(RECORDS, None))
@@ -119,7 +119,7 @@ def replay(
         or Budget(epsilon=8.0 if getattr(noise, "multiplier", None) is None else 1e3, delta=1e-5, unit=Record()),
         sampling=Sampling(population=POPULATION, sample_rate=SAMPLE_RATE, steps=steps),
         execution=execution or Execution(),
-        engine=engine or mode,
+        engine=choice if engine is None else EngineChoice(engine),
     )
     with torch.random.fork_rng(devices=[]):
         outlier = outlier_of(subject.model, None if loop else loss_fn, subject.engine, common, record)

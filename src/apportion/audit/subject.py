@@ -16,7 +16,7 @@ from apportion.audit.recorder import Recorder
 from apportion.budget import Budget
 from apportion.curator.compatibility import copy_of
 from apportion.curator.curator import Execution, LossFunction
-from apportion.curator.gradients.engine import Mode
+from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.records import Batch
 from apportion.errors import InvalidArgument
 from apportion.strategies.clip import Clip
@@ -49,7 +49,7 @@ class Subject:
     budget: Budget
     sampling: Sampling
     execution: Execution
-    engine: Mode
+    engine: EngineChoice
 
     def run(self, common: Batch, last: Batch | None, recorder: Recorder, *, readable: bool = True) -> None:
         """Take all steps on `common` and `last`, from the same start every time."""
@@ -68,7 +68,7 @@ class Subject:
             randomness=recorder.randomness,
             out=None,
             ledger=None,
-            mode=self.engine,
+            choice=self.engine,
             own_loop=self.loop is not None,
             scheduler=None if self.scheduler is None else self.scheduler(optimizer),
             mechanism=recorder.mechanism,

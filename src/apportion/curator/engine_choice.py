@@ -1,29 +1,57 @@
-"""Which engine computes the per-record gradients of a model: the fastest that agrees with the reference on synthetic records."""
+"""Which engine computes the per-record gradients of a model: the fastest that is proved to keep records apart.
+
+Two lines of defence. The **proof** (`proof.py`) follows the records through the engine, forward and backward; what it cannot follow runs one
+record after the other. The **probe** compares the engine's gradients with those of single records on synthetic batches: random, permuted,
+repeated, of other sizes, with records of different lengths and with tokens of every special kind. It would find what the proof takes for granted:
+a kernel that computes something else than its name says.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from apportion.curator.clipping import Gradients, Rows, held
 from apportion.curator.compatibility import copy_of
-from apportion.curator.gradients.engine import Mode, build_engine
+from apportion.curator.gradients.engine import Engine, EngineChoice, Mode, build_engine
 from apportion.curator.gradients.reference import trained_parameters
-from apportion.curator.one_path import takes_one_path
+from apportion.curator.proof import CannotFollow, follow_engine
 from apportion.curator.sameness import close, named_tensors
-from apportion.curator.synthetic import LENGTHS, Structure, device_of, first_that_runs, pairs, pick, prepared, seeded
+from apportion.curator.synthetic import (
+    Structure,
+    device_of,
+    first_that_runs,
+    other_kinds,
+    pairs,
+    pick,
+    prepared,
+    seeded,
+)
+from apportion.curator.tree import batch_size
 from apportion.errors import UnsupportedModel
+from apportion.models.following import Path
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
-_FAST: tuple[Mode, ...] = ("one-pass, channels last", "one-pass", "one-pass, copying inputs", "vmap")
+_FAST: tuple[tuple[Mode, bool], ...] = (
+    ("one-pass, channels last", False),
+    ("one-pass", False),
+    ("one-pass, copying inputs", False),
+    ("one-pass", True),
+    ("one-pass, copying inputs", True),
+    ("vmap", False),
+)
+"""The engines that run records together, from the fastest to the slowest, and whether modules of theirs may run alone."""
 _LOUDER = tuple(4.0**power for power in range(1, 11))  # what is done to large gradients only is done to some of these
+_COMPANIES = ([0, 1], [2, 0, 1], [1, 1, 0, 2, 1], [0])
+"""Two records, because three rows of a layer may be something else than three records; others in another order, repeated, alone."""
 
 
 def per_record_mode(
@@ -32,117 +60,206 @@ def per_record_mode(
     inputs: Structure,
     target: Structure,
     wanted: Literal["auto"] | Mode = "auto",
-    *,
-    trusted: bool | None = None,
 ) -> Mode:
-    """The first engine, from the fastest to the slowest, that gives the gradients of single passes on synthetic records.
+    """The name of the engine that `choose_engine` finds."""
+    return choose_engine(model, loss_fn, inputs, target, wanted).mode
 
-    An engine that is `wanted` must be among those that do. If it is `trusted`, as one is that a person asked for, the forward pass may
-    branch on its data, which is otherwise left to "vmap" or "loop", where records cannot meet. Operators without a batching rule leave
-    "loop". In a training loop of a person's own the loss is not known beforehand: with `loss_fn=None` the size of the outputs stands for
-    it.
+
+def choose_engine(
+    model: nn.Module,
+    loss_fn: LossFunction | None,
+    inputs: Structure,
+    target: Structure,
+    wanted: Literal["auto"] | Mode = "auto",
+) -> EngineChoice:
+    """The first engine, from the fastest to the slowest, that passes proof and probe. One that is `wanted` must be among those that do.
+
+    In a training loop of a person's own the loss is not known beforehand: with `loss_fn=None` the outputs stand for it.
     """
-    subject = prepared(model)
+    subject, training = prepared(model), copy_of(model).train()
     loss = copy_of(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
+    probe = _Probe(subject, loss, inputs, target)
+    reasons: list[str] = []
+    with warnings.catch_warnings():
+        # Where torch can work around a missing batching rule it says so, which is not a reason to go without the others.
+        warnings.simplefilter("ignore")
+        for mode, in_part in _FAST:
+            if wanted not in ("auto", mode) or (mode == "one-pass, channels last" and not _has_images(subject)):
+                continue
+            try:
+                choice = prove(training, mode, loss, inputs, target, probe.pair, in_part=in_part)
+            except CannotFollow as error:
+                reasons.append(f"{mode}: {error.reason}")
+                continue
+            with suppress(RuntimeError, UnsupportedModel):
+                if probe.agrees(choice):
+                    slower = in_part or choice.mode == "vmap"
+                    return replace(choice, reasons=(*(reasons if slower else ()), *choice.reasons))
+            reasons.append(f"{mode}: its gradients are not those of single records")
+    if wanted not in ("auto", "loop"):
+        raise UnsupportedModel(
+            f"The engine {wanted!r} does not give the gradients of single records for this model ({reasons[-1]}). "
+            'Use Execution(engine="auto"), which finds one that does.'
+        )
+    return EngineChoice("loop", reasons=tuple(reasons))
 
-    def gradients(mode: Mode, pair: tuple[Structure, Structure], seed: int, factor: float = 1.0) -> torch.Tensor:
+
+def prove(
+    model: nn.Module,
+    mode: Mode,
+    loss: LossFunction | None,
+    inputs: Structure,
+    target: Structure,
+    pair: tuple[Structure, Structure],
+    *,
+    in_part: bool,
+) -> EngineChoice:
+    """The engine of this name if records can be followed through it, or `CannotFollow`.
+
+    Args:
+        pair: synthetic records that run.
+        in_part: whether modules that cannot be followed may run one record after the other, as few as possible.
+    """
+    alone: dict[str, str] = {}
+    losses_together = True
+    while True:
+        choice = EngineChoice(
+            mode,
+            tuple(alone),
+            losses_together,
+            tuple(f"{path} runs one record after the other: {reason}" for path, reason in alone.items())
+            + (() if losses_together else ("the loss is evaluated one record after the other",)),
+        )
+        try:
+            return replace(choice, path=proved_path(model, choice, loss, inputs, target, pair))
+        except CannotFollow as error:
+            if error.in_loss and losses_together and mode != "vmap":
+                losses_together = False
+                continue
+            if not in_part:
+                raise
+            path = error.module
+            while path is not None and any(path == one or path.startswith(f"{one}.") for one in alone):
+                path = path.rpartition(".")[0] if path else None  # it cannot run alone either: the module around it
+            if not path:
+                raise
+            alone = {one: why for one, why in alone.items() if not one.startswith(f"{path}.")} | {path: error.reason}
+
+
+def proved_path(
+    model: nn.Module,
+    choice: EngineChoice,
+    loss: LossFunction | None,
+    inputs: Structure,
+    target: Structure,
+    pair: tuple[Structure, Structure],
+) -> Path:
+    """The path on which records were followed through this very engine, or `CannotFollow`."""
+
+    def build() -> Engine:
+        return build_engine(copy_of(model), choice)
+
+    def trial(engine: Engine) -> None:
+        with seeded(0, device_of(engine.model)):
+            engine.forward(tree_map(torch.clone, pair[0]))
+
+    return follow_engine(build, inputs, target, loss if choice.losses_together else None, trial)
+
+
+class _Probe:
+    """Compares engines with single records on synthetic batches."""
+
+    def __init__(self, subject: nn.Module, loss: LossFunction | None, inputs: Structure, target: Structure):
+        self._subject, self._loss, self._inputs, self._target = subject, loss, inputs, target
+        self._engines: dict[Mode | EngineChoice, Engine] = {}
+        self.pair, self._expected = first_that_runs(
+            lambda pair: self._gradients("loop", pair),
+            pairs(inputs, target, subject),
+            "The model or its loss",
+            (inputs, target),
+        )
+        self._repeatable = close(self._gradients("loop", self.pair, seed=1), self._expected)
+        self._references: list[tuple[tuple[Structure, Structure], torch.Tensor]] = []
+
+    def agrees(self, choice: EngineChoice) -> bool:
+        """Whether the engine has the gradients of single records on all batches. What draws random numbers cannot be compared."""
+        if not self._repeatable:
+            return choice.mode == "vmap" or self._close(choice, self.pair, self._expected)
+        if not self._close(choice, self.pair, self._expected):
+            return False
+        return all(self._close(choice, pair, alone) for pair, alone in self._others()) and self._agrees_when_loud(choice)
+
+    def _others(self) -> Iterator[tuple[tuple[Structure, Structure], torch.Tensor]]:
+        yield from self._references
+        if self._references:
+            return
+        for kind in ("plain", *other_kinds(self._inputs)):
+            for pair in [self.pair] if kind == "plain" else pairs(self._inputs, self._target, self._subject, kind):
+                found = [(chosen, alone) for company in _COMPANIES if (alone := self._alone(chosen := pick(pair, company))) is not None]
+                self._references += found
+                yield from found
+                if found:
+                    break
+
+    def _alone(self, pair: tuple[Structure, Structure]) -> torch.Tensor | None:
+        """Of single records; nothing if the model does not take these: not every one takes any number, any mask or any word."""
+        try:
+            return self._gradients("loop", pair)
+        except Exception:
+            return None
+
+    def _agrees_when_loud(self, choice: EngineChoice) -> bool:
+        """Of a loss that is much larger, too. Nearly always gradients grow with it; where hooks limit them, all sizes between are compared,
+        because what is limited vanishes beside what is not."""
+        two, alone = self._references[-1] if self._references else (self.pair, self._expected)
+        return close(self._gradients(choice, two, _LOUDER[-1]), alone, looseness=10) or all(
+            close(self._gradients(choice, two, factor), self._gradients("loop", two, factor), looseness=10)
+            for factor in (1.0, *_LOUDER)
+        )
+
+    def _close(self, choice: EngineChoice, pair: tuple[Structure, Structure], alone: torch.Tensor) -> bool:
+        return close(self._gradients(choice, pair), alone, looseness=10)
+
+    def _gradients(
+        self, choice: Mode | EngineChoice, pair: tuple[Structure, Structure], factor: float = 1.0, seed: int = 0
+    ) -> torch.Tensor:
         """Of `factor` times the loss, and divided by it again."""
-        engine = build_engine(subject, mode)
+        if choice not in self._engines:
+            self._engines[choice] = build_engine(self._subject, choice)
+        engine = self._engines[choice]
         records, targets = tree_map(torch.clone, pair)
-        with seeded(seed, device_of(subject)):
+        with seeded(seed, device_of(self._subject)):
             outputs = engine.forward(records)
-            if loss is None:
+            if self._loss is None:
                 losses = torch.stack(
                     [tensor.abs().sum() for _, tensor in named_tensors(outputs) if tensor.requires_grad]
                 )
             else:
-                losses = engine.record_losses(loss, outputs, targets)
+                losses = engine.record_losses(self._loss, outputs, targets)
             engine.require_own_parameters(losses.sum())
             (factor * losses.sum()).backward()
         with torch.no_grad():
-            found = _summary(engine.gradients()) / factor
-            return found.to(next(iter(trained_parameters(subject).values())).dtype)
-
-    def others() -> Iterator[tuple[tuple[Structure, Structure], torch.Tensor]]:
-        """Two records, because three rows of a layer may be something else than three records, and their gradients alone; where the model
-        takes them, records of different lengths, which it may sort, or hide parts of."""
-        found = 0
-        for lengths in LENGTHS if _has_masks(inputs) else LENGTHS[:1]:
-            for longer in pairs(inputs, target, subject, lengths):
-                two = pick(longer, [0, 1])
-                try:
-                    alone = gradients("loop", two, seed=0)
-                except Exception:  # not every model takes any number, or any mask
-                    continue
-                found += 1
-                yield two, alone
-                break
-        if not found:
-            two = pick(pair, [0, 1])
-            yield two, gradients("loop", two, seed=0)
-
-    def others_match(mode: Mode) -> bool:
-        """Of a loss that is much larger, too. Nearly always gradients grow with it; where hooks limit them, all sizes between are compared,
-        because what is limited vanishes beside what is not."""
-        return all(
-            close(gradients(mode, two, 0, _LOUDER[-1]), alone, looseness=10)
-            or all(
-                close(gradients(mode, two, 0, factor), gradients("loop", two, 0, factor), looseness=10)
-                for factor in (1.0, *_LOUDER)
-            )
-            for two, alone in others()
-        )
-
-    pair, expected = first_that_runs(
-        lambda pair: gradients("loop", pair, seed=0),
-        pairs(inputs, target, subject),
-        "The model or its loss",
-        (inputs, target),
-    )
-    repeatable = close(gradients("loop", pair, seed=1), expected)
-    with warnings.catch_warnings():
-        # Where torch can work around a missing batching rule it says so, which is not a reason to go without the others.
-        warnings.simplefilter("ignore")
-        one_path = (wanted != "auto" if trusted is None else trusted) or takes_one_path(
-            copy_of(subject), tree_map(torch.clone, pair[0])
-        )
-        for mode in _FAST:
-            if wanted not in ("auto", mode) or (mode == "one-pass, channels last" and not _has_images(subject)):
-                continue
-            if mode != "vmap" and not one_path:
-                continue
-            with suppress(RuntimeError, UnsupportedModel):
-                agrees = close(gradients(mode, pair, seed=0), expected, looseness=10)
-                if mode == "vmap" and (agrees or not repeatable):
-                    return mode
-                if agrees and others_match(mode):
-                    return mode
-    if wanted not in ("auto", "loop"):
-        raise UnsupportedModel(
-            f"The engine {wanted!r} does not give the gradients of single records for this model. "
-            'Use Execution(engine="auto"), which finds one that does.'
-        )
-    return "loop"
-
-
-def _has_masks(inputs: Structure) -> bool:
-    return any(leaf.dtype == torch.bool for leaf in tree_leaves(inputs))
+            found = _summary(engine.gradients(), batch_size(pair[0])) / factor
+            return found.to(next(iter(trained_parameters(self._subject).values())).dtype)
 
 
 def _has_images(model: nn.Module) -> bool:
     return any(isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) for module in model.modules())
 
 
-def _summary(gradients: Gradients | Rows) -> torch.Tensor:
+def _summary(gradients: Gradients | Rows, size: int) -> torch.Tensor:
     """What clipping uses of the records' gradients: norms, and two sums that tell records apart.
 
     In one vector, so that rounding is measured against the whole: the gradient of one weight may be nothing but rounding.
     """
     records = held(gradients)
     norms = records.squared_norms()
+    places = torch.arange(size, dtype=torch.float64)
     sums = [
-        records.weighted_sums({name: torch.tensor(weights[: len(records)], dtype=torch.float64) for name in norms})
-        for weights in ([1.0, 0.5, 0.25], [0.25, 1.0, -0.5])
+        records.weighted_sums(dict.fromkeys(norms, weights)) for weights in (0.5**places, torch.cos(3 * places + 0.7))
     ]
     values = [norm.sqrt() for norm in norms.values()] + [value for part in sums for value in part.values()]
     return torch.cat([value.double().flatten() for value in values])
+
+
+__all__ = ["LossFunction", "choose_engine", "per_record_mode", "proved_path", "prove"]

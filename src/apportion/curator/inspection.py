@@ -13,7 +13,7 @@ from torch import nn
 from apportion.curator.clipping import clipped_sums
 from apportion.curator.compatibility import copy_of
 from apportion.curator.curator import USUAL, Execution
-from apportion.curator.engine_choice import per_record_mode
+from apportion.curator.engine_choice import choose_engine
 from apportion.curator.gradients.engine import Engine, build_engine
 from apportion.curator.gradients.one_pass import OnePass, RecordGradients
 from apportion.curator.gradients.use import Mode
@@ -31,6 +31,7 @@ class Inspection:
     Args:
         mode: the engine that `train` will use.
         kernels: by parameter, how its per-record norms are computed; empty for the reference engines, which write all rows out.
+        reasons: why the engine, a module or the loss is not run in the fastest way.
         fallbacks: modules without a rule of their own, which run record by record.
         physical_batch: records that are held at one time, from the memory limit if there is one.
         memory: bytes that training is predicted to take at its peak with that batch, model included, records not.
@@ -40,6 +41,7 @@ class Inspection:
     """
 
     mode: Mode
+    reasons: tuple[str, ...]
     kernels: Mapping[str, str]
     fallbacks: tuple[str, ...]
     physical_batch: int
@@ -51,17 +53,18 @@ class Inspection:
 def inspect(model: nn.Module, inputs: Any, target: Any, memory_limit: int | str | None = None) -> Inspection:
     """Find the engine for `model` on records like (inputs, target), of which only shapes and types are used."""
     execution = Execution(memory_limit=memory_limit)
-    mode = per_record_mode(model, None, inputs, target)
-    memory = memory_model(model, mode, inputs)
+    choice = choose_engine(model, None, inputs, target)
+    memory = memory_model(model, choice, inputs)
     if execution.memory_limit is None:
-        physical = with_known_batch(execution, model, mode, inputs, USUAL).physical_batch(USUAL)
+        physical = with_known_batch(execution, model, choice, inputs, USUAL).physical_batch(USUAL)
     else:
         physical = memory.largest_batch(int(execution.memory_limit))
     subject = copy_of(model).train()
-    engine, records = build_engine(subject, mode), synthetic_batch(subject, inputs)
+    engine, records = build_engine(subject, choice), synthetic_batch(subject, inputs)
     gradients = _private(engine, records)
     return Inspection(
-        mode=mode,
+        mode=choice.mode,
+        reasons=choice.reasons,
         kernels=gradients.kernels() if isinstance(gradients, RecordGradients) else {},
         fallbacks=engine.fallbacks if isinstance(engine, OnePass) else (),
         physical_batch=physical,

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from apportion.curator.compatibility import copy_of
 from apportion.curator.curator import LARGEST, Curator, Execution
-from apportion.curator.gradients.engine import Mode, build_engine
+from apportion.curator.gradients.engine import EngineChoice, Mode, build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
 from apportion.curator.sizes import as_text
@@ -103,20 +103,20 @@ class MemoryModel:
 
 
 def with_known_batch(
-    execution: Execution, model: nn.Module, mode: Mode, inputs: Any, expected_batch_size: float
+    execution: Execution, model: nn.Module, choice: Mode | EngineChoice, inputs: Any, expected_batch_size: float
 ) -> Execution:
     """`execution` with a number for `micro_batch`, for records like `inputs`: what fits into its memory limit; without one, the usual
     number, or fewer where these would take too much."""
     if execution.memory_limit is not None:
-        largest = memory_model(model, mode, inputs).largest_batch(int(execution.memory_limit))
+        largest = memory_model(model, choice, inputs).largest_batch(int(execution.memory_limit))
         return replace(execution, micro_batch=largest, memory_limit=None)
     if execution.micro_batch != "auto":
         return execution
     usual = execution.physical_batch(expected_batch_size)
-    return replace(execution, micro_batch=min(usual, comfortable_batch(model, mode, inputs)))
+    return replace(execution, micro_batch=min(usual, comfortable_batch(model, choice, inputs)))
 
 
-def comfortable_batch(model: nn.Module, mode: Mode, inputs: Any) -> int:
+def comfortable_batch(model: nn.Module, choice: Mode | EngineChoice, inputs: Any) -> int:
     """How many records like `inputs` have `COMFORTABLE` bytes of activations; where gradients are written out, of those as well.
 
     Counted in a forward pass of one and of two synthetic records, which is much quicker than a `MemoryModel`.
@@ -131,16 +131,16 @@ def comfortable_batch(model: nn.Module, mode: Mode, inputs: Any) -> int:
         return peak
 
     of_one = made(2) - made(1)
-    if mode in ("vmap", "loop"):
+    if str(choice) in ("vmap", "loop"):
         of_one += sum(parameter.nbytes for parameter in subject.parameters())
     return max(1, COMFORTABLE // max(1, of_one))
 
 
-def memory_model(model: nn.Module, mode: Mode, inputs: Any) -> MemoryModel:
+def memory_model(model: nn.Module, choice: Mode | EngineChoice, inputs: Any) -> MemoryModel:
     """Count the tensors of private steps of `model` on synthetic records shaped like `inputs`, one record."""
     subject = copy_of(model).train()
     synthetic = synthetic_batch(subject, inputs)
-    step = _Step(subject, mode, synthetic)
+    step = _Step(subject, choice, synthetic)
     step.added(1)  # what is made once, tables for instance, is made now
     added = [(1, step.added(1))]
     while len(added) < 2 or (added[-1][1] < added[0][1] + ENOUGH and added[-1][0] < LARGEST):
@@ -184,8 +184,8 @@ class _NoCharges:
 class _Step:
     """A curator's whole answer on synthetic records."""
 
-    def __init__(self, model: nn.Module, mode: Mode, synthetic: Any):
-        self._engine, self._synthetic = build_engine(model, mode), synthetic
+    def __init__(self, model: nn.Module, choice: Mode | EngineChoice, synthetic: Any):
+        self._engine, self._synthetic = build_engine(model, choice), synthetic
         self._parameters = sum(parameter.nbytes for parameter in model.parameters())
         self._request = Request(1.0, 1.0, 1.0, (ClippedSum(1.0),))
 

@@ -21,8 +21,9 @@ Structure = Any
 """One record, or a batch of them: a tensor, or a tuple, list or dict of these."""
 RECORDS = 3
 """In a synthetic batch: two could hide mixing that is symmetric in its pair."""
-Lengths = Literal["padded", "kept"] | None
-LENGTHS: tuple[Lengths, ...] = ("padded", "kept")
+Kind = Literal["plain", "tokens", "padded", "kept"]
+_RANGES = ((0, 2), (0, 1), (1, 3), (0, 0))
+"""Of integers: the record's number; for models that know fewer words or classes; for lengths, which must not be 0; and nothing but 0."""
 _Result = TypeVar("_Result")
 
 
@@ -54,16 +55,17 @@ def batches(
     model: nn.Module,
     draw: Callable[..., torch.Tensor] = torch.randn,
     *,
-    lengths: Lengths = None,
+    kind: Kind = "plain",
 ) -> Iterator[Structure]:
     """Synthetic batches shaped like `example`, to be tried in turn until one runs.
 
-    Floats are random, booleans False. Integers are the number of the record, because records that are all zeros would hide
-    mixing; as a model may know fewer than three words or classes, they are then cut at 1 and at last at 0.
+    Floats are random. The other numbers depend on the kind:
 
-    Args:
-        lengths: if given, records have different lengths, and integers are random as well: behind its length a record has zeros, and
-            booleans are a mask that is true there ("padded"), or before ("kept").
+    - plain: booleans are False. Integers are the number of the record, because records that are all zeros would hide mixing; as a model may
+      know fewer than three words or classes, they are then cut at 1, then are 1, 2, 3, as a length must not be 0, and at last 0;
+    - tokens: integers are random words, among them all that are special to an embedding of the model: padding, the first, the last;
+    - padded, kept: records have different lengths as well. Behind its length a record has zeros, and booleans are a mask that is true
+      there, or before.
     """
     leaves = tree_leaves(example)
     if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
@@ -75,29 +77,43 @@ def batches(
         )
     device = device_of(model)
     # An index out of range is an error on the CPU that can be caught, but on a GPU it ends the process.
-    for highest in range(RECORDS - 1, -1, -1) if device.type == "cpu" else [0]:
+    for lowest, highest in _RANGES if device.type == "cpu" else [(0, 0)]:
+        words = _words(model, highest) if kind != "plain" else torch.arange(lowest, highest + 1)
         generator = torch.Generator().manual_seed(0)
 
         def synthetic(
-            leaf: torch.Tensor, highest: int = highest, generator: torch.Generator = generator
+            leaf: torch.Tensor,
+            numbers: tuple[int, int] = (lowest, highest),
+            words: torch.Tensor = words,
+            generator: torch.Generator = generator,
         ) -> torch.Tensor:
             shape = (RECORDS, *leaf.shape)
             if leaf.is_floating_point() or leaf.is_complex():
                 values = draw(shape, generator=generator)
-            elif lengths is not None and leaf.dim() and leaf.dtype != torch.bool:
-                values = torch.randint(highest + 1, shape, generator=generator)
             elif leaf.dtype == torch.bool:
                 values = torch.zeros(shape)
+            elif leaf.dim() and kind != "plain":
+                values = words[torch.randint(len(words), shape, generator=generator)]
             else:
-                numbers = torch.arange(RECORDS).clamp(max=highest)
-                values = numbers.reshape(RECORDS, *[1] * leaf.dim()).expand(shape)
-            if lengths is not None and leaf.dim():
+                own = (torch.arange(RECORDS) + numbers[0]).clamp(max=numbers[1])
+                values = own.reshape(RECORDS, *[1] * leaf.dim()).expand(shape)
+            if kind in ("padded", "kept") and leaf.dim():
                 beyond = _beyond(leaf.shape[0]).reshape(RECORDS, leaf.shape[0], *[1] * (leaf.dim() - 1))
-                mask = beyond if lengths == "padded" else ~beyond
+                mask = beyond if kind == "padded" else ~beyond
                 values = mask.expand(shape) if leaf.dtype == torch.bool else values.masked_fill(beyond, 0)
             return values.to(device=device, dtype=leaf.dtype, copy=True)
 
         yield tree_map(synthetic, example)
+
+
+def _words(model: nn.Module, highest: int) -> torch.Tensor:
+    """Words that every embedding of the model knows, the special ones often; numbers up to `highest` if that is less than two."""
+    tables = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+    size = min((table.num_embeddings for table in tables), default=highest + 1)
+    if highest < 2 or size < 3:
+        return torch.arange(min(highest, size - 1) + 1)
+    special = {0, 1, size - 1, *(table.padding_idx for table in tables if table.padding_idx is not None)}
+    return torch.tensor(sorted(word for word in special if word < size) + [size // 3, 2 * size // 3])
 
 
 def _beyond(places: int) -> torch.Tensor:
@@ -107,12 +123,21 @@ def _beyond(places: int) -> torch.Tensor:
 
 
 def pairs(
-    inputs: Structure, target: Structure, model: nn.Module, lengths: Lengths = None
+    inputs: Structure, target: Structure, model: nn.Module, kind: Kind = "plain"
 ) -> Iterator[tuple[Structure, Structure]]:
     """Batches of inputs with batches of targets, to be tried in turn."""
-    for records in batches("inputs", inputs, model, lengths=lengths):
+    for records in batches("inputs", inputs, model, kind=kind):
         for answers in batches("target", target, model, draw=torch.rand):
             yield records, answers
+
+
+def other_kinds(inputs: Structure) -> tuple[Kind, ...]:
+    """The kinds of batches beside the plain one that differ for records like this one."""
+    leaves = tree_leaves(inputs)
+    tokens = any(leaf.dim() and not leaf.is_floating_point() and leaf.dtype != torch.bool for leaf in leaves)
+    masks = any(leaf.dtype == torch.bool for leaf in leaves)
+    kinds: tuple[tuple[Kind, bool], ...] = (("tokens", tokens), ("padded", True), ("kept", masks))
+    return tuple(kind for kind, differs in kinds if differs)
 
 
 def first_that_runs(

@@ -24,7 +24,7 @@ def tensors_of(tree: Any) -> list[Tensor]:
 
 def batch_size(tree: Any) -> int:
     """How many records a batch holds."""
-    return int(tensors_of(tree)[0].shape[0])
+    return tensors_of(tree)[0].shape[0]
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

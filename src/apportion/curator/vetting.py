@@ -1,8 +1,9 @@
-"""Records of another shape than the first one: before they run together, the model is tried on synthetic records of that shape.
+"""An engine that runs records together only where it is proved that they stay apart, and one by one otherwise.
 
-Before a run the probe sees the shape of one record. A data set may hold others, and a model that keeps records apart for one shape may mix
-them for another: `reshape(T, b, d)` in place of a transposition is right for T = 1 only. Where the model does so, records of that shape
-are left to the reference, which runs them alone. The decision rests on shapes and synthetic values, on no value of a record.
+A proof holds for records of one shape and type, for the training flags of the modules, and, where the model looks at it, for one number of records.
+A data set may hold records of other shapes, and a model that keeps records apart for one shape may mix them for another: `reshape(T, b, d)`
+in place of a transposition is right for T = 1 only. So before a micro-batch of a new kind runs together, the proof is renewed; where it
+fails, records of that kind are left to the reference, which runs them alone. The decision rests on public facts: shapes and synthetic values.
 """
 
 from __future__ import annotations
@@ -11,30 +12,44 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from apportion.curator.clipping import Gradients, Rows
-from apportion.curator.engine_choice import per_record_mode
-from apportion.curator.gradients.engine import Engine, Mode, build_engine
+from apportion.curator.compatibility import copy_of
+from apportion.curator.engine_choice import choose_engine, proved_path
+from apportion.curator.gradients.engine import Engine, EngineChoice, Mode, build_engine
 from apportion.curator.probe import probe_model
+from apportion.curator.proof import CannotFollow, require_same_path
+from apportion.curator.synthetic import first_that_runs, pairs
 from apportion.curator.tree import batch_size, map_tensors, tensors_of
+from apportion.models.following import Path
+
+def vetted_engine(model: nn.Module, choice: EngineChoice, example: Any) -> Engine:
+    """The engine that was chosen for records with inputs like `example`, which looks at every micro-batch before it runs it together."""
+    engine = build_engine(model, choice)
+    return engine if choice.mode == "loop" else VettedShapes(engine, choice, example)
 
 
 class VettedShapes:
-    """An engine that runs records together where it is known that they stay apart, and one by one otherwise.
+    """An engine that runs records together where they are known to stay apart.
 
     Args:
         engine: runs the records of a micro-batch together.
-        example: the inputs of one record, for whose shape this engine was chosen.
-        chosen: by the library; an engine that a person pinned is trusted with models that look at values.
+        choice: how it was chosen.
+        example: the inputs of one record, for whose shape it was chosen, in training.
     """
 
-    def __init__(self, engine: Engine, example: Any, *, chosen: bool = True):
-        self.model, self._together, self._chosen = engine.model, engine, chosen
-        self._current = engine
+    def __init__(self, engine: Engine, choice: EngineChoice, example: Any):
+        self.model, self.scratch, self.remembered = engine.model, engine.scratch, engine.remembered
+        self._choice = choice
+        self._together = self._current = engine
         self._alone: Engine | None = None
-        self._apart: dict[tuple[Any, ...], bool] = {_shape(example): True}
+        trained = tuple(True for _ in engine.model.modules())
+        self._verdicts: dict[tuple[Any, ...], Path | None] = {}
+        if choice.path is not None:
+            self._verdicts[_kind(example, trained, first=0)] = choice.path
+        self._counts: dict[tuple[Any, ...], bool] = {}
 
     @property
     def mode(self) -> Mode:
@@ -59,20 +74,45 @@ class VettedShapes:
         return self._current.gradients()
 
     def _stay_apart(self, inputs: Any) -> bool:
-        shape = _shape(map_tensors(lambda leaf: leaf[0] if isinstance(leaf, Tensor) and len(leaf) else leaf, inputs))
-        if shape not in self._apart:
-            if not all(isinstance(leaf, Tensor) for leaf in tree_leaves(inputs)) or not batch_size(inputs):
-                return True  # nothing to try it on, or nobody in it
-            self._apart[shape] = self._try(map_tensors(lambda tensor: tensor[0], inputs))
-        return self._apart[shape]
+        if not tensors_of(inputs) or not batch_size(inputs):
+            return True  # nobody is in it
+        if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in tree_leaves(inputs)):
+            return False
+        kind = _kind(inputs, tuple(module.training for module in self.model.modules()), first=1)
+        if kind not in self._verdicts:
+            self._verdicts[kind] = self._prove(map_tensors(lambda tensor: tensor[0], inputs))
+        path = self._verdicts[kind]
+        if path is None or not path.looks_at_count:
+            return path is not None
+        with_count = (batch_size(inputs), *kind)
+        if with_count not in self._counts:
+            self._counts[with_count] = self._same_path(map_tensors(lambda tensor: tensor[0], inputs), batch_size(inputs), path)
+        return self._counts[with_count]
 
-    def _try(self, record: Any) -> bool:
+    def _prove(self, record: Any) -> Path | None:
         try:
+            record = map_tensors(torch.zeros_like, record)
             probe_model(self.model, record)
-            per_record_mode(self.model, None, record, torch.zeros(()), self.mode, trusted=not self._chosen)
-        except Exception:  # refused, or whatever else goes wrong on this shape: records alone cannot meet
+            choose_engine(self.model, None, record, torch.zeros(()), self.mode)
+            return proved_path(self.model, self._choice, None, record, torch.zeros(()), self._synthetic(record))
+        except Exception:  # refused, or whatever else goes wrong on this kind of records: alone they cannot meet
+            return None
+
+    def _same_path(self, record: Any, count: int, path: Path) -> bool:
+        pair = self._synthetic(record)
+        try:
+            require_same_path(
+                lambda: build_engine(copy_of(self.model), self._choice), record, count, path, lambda engine: engine.forward(pair[0])
+            )
+        except CannotFollow:
             return False
         return True
+
+    def _synthetic(self, record: Any) -> Any:
+        """A few records of this shape on which the model runs."""
+        engine = build_engine(copy_of(self.model), "loop")
+        candidates = pairs(record, torch.zeros(()), self.model)
+        return first_that_runs(lambda pair: engine.forward(pair[0]), candidates, "The model", record)[0]
 
     def _one_by_one(self) -> Engine:
         if self._alone is None:
@@ -81,5 +121,16 @@ class VettedShapes:
         return self._alone
 
 
-def _shape(record: Any) -> tuple[Any, ...]:
-    return tuple(tensor.shape for tensor in tensors_of(record))
+def _kind(inputs: Any, training: tuple[bool, ...], first: int) -> tuple[Any, ...]:
+    """All public facts about a micro-batch on which the path of the model may depend, but for its size.
+
+    Args:
+        training: the flags of all modules.
+        first: the first dimension that belongs to a single record.
+    """
+    return (
+        *((tensor.shape[first:], tensor.dtype, tensor.layout) for tensor in tensors_of(inputs)),
+        training,
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_enabled("cuda"),
+    )

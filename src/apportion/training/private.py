@@ -296,7 +296,7 @@ def make_private(
         population=population, batch_size=batch_size, epochs=epochs, sample_rate=sample_rate, steps=steps
     )
     records = as_records(train_data)
-    mode = require_trainable(model, None, records, execution)
+    choice = require_trainable(model, None, records, execution)
     session = open_session(
         model,
         optimizer,
@@ -309,7 +309,7 @@ def make_private(
         randomness=Randomness.choose(seed),
         out=None if out is None else Path(out),
         ledger=None if ledger is None else Path(ledger),
-        mode=mode,
+        choice=choice,
         own_loop=True,
         scheduler=scheduler,
         update=update,

@@ -16,15 +16,15 @@ from apportion.accounting.ledger import Ledger
 from apportion.budget import Budget
 from apportion.curator.compatibility import check, copy_of
 from apportion.curator.curator import Charges, Curator, Draws, Execution, LossFunction
-from apportion.curator.engine_choice import per_record_mode
-from apportion.curator.gradients.engine import Engine, Mode, build_engine
+from apportion.curator.engine_choice import choose_engine
+from apportion.curator.gradients.engine import Engine, EngineChoice
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.mechanisms import Mechanism
 from apportion.curator.memory import with_known_batch
 from apportion.curator.probe import probe_loss, probe_model
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
-from apportion.curator.vetting import VettedShapes
+from apportion.curator.vetting import vetted_engine
 from apportion.errors import InvalidArgument, WrongOrder
 from apportion.request import Released, Request
 from apportion.strategies.clip import Clip
@@ -218,7 +218,7 @@ def open_session(
     randomness: Randomness,
     out: Path | None,
     ledger: Path | None,
-    mode: Mode,
+    choice: EngineChoice,
     own_loop: bool,
     scheduler: LRScheduler | None = None,
     update: Plain | None = None,
@@ -250,10 +250,8 @@ def open_session(
     accountant = PrivacyLossAccountant()
     spare = 0 if out is None else recovery.spare_tokens(sampling.steps)
     plan = make_plan(budget, sampling, clip, noise, accountant, spare)
-    execution = with_known_batch(execution, model, mode, records.example[0], sampling.expected_batch_size)
-    engine = build_engine(model, mode)
-    if mode not in ("vmap", "loop"):  # where records run together
-        engine = VettedShapes(engine, records.example[0], chosen=execution.engine == "auto")
+    execution = with_known_batch(execution, model, choice, records.example[0], sampling.expected_batch_size)
+    engine = vetted_engine(model, choice, records.example[0])
     checkpoints: Checkpoints | None = None
     earlier: dict[str, Any] | None = None
     if out is not None:
@@ -305,7 +303,7 @@ def open_session(
             lambda source: curator(source, source),
             account,
             out,
-            lambda: {**session.state(), "execution": {"micro_batch": execution.micro_batch, "mode": mode}},
+            lambda: {**session.state(), "execution": {"micro_batch": execution.micro_batch, "mode": str(choice)}},
             session.next_request,
         )
         session.close()  # the run had ended, and died before it could tidy up
@@ -373,11 +371,11 @@ def _continue_ledger(shared: Path | None, out: Path | None, earlier: dict[str, A
 
 def require_trainable(
     model: nn.Module, loss_fn: LossFunction | None, records: Records, execution: Execution | None = None
-) -> Mode:
+) -> EngineChoice:
     """Refuse a model or loss that mixes records; say how per-record gradients will be computed. Uses synthetic values only."""
     check(model).require()
     inputs, target = records.example
     probe_model(model, inputs)
     if loss_fn is not None:
         probe_loss(model, loss_fn, inputs, target)
-    return per_record_mode(model, loss_fn, inputs, target, (execution or Execution()).engine)
+    return choose_engine(model, loss_fn, inputs, target, (execution or Execution()).engine)

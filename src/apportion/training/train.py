@@ -110,7 +110,7 @@ def train(
     )
     records = as_records(train_data)
     was_training = model.training
-    mode = require_trainable(model, loss_fn, records, execution)
+    choice = require_trainable(model, loss_fn, records, execution)
     if isinstance(loss_fn, nn.Module):
         loss_fn = copy_of(loss_fn)  # a loss that remembers what it saw must not hand it out
     built = build_optimizer(model, optimizer, lr)
@@ -126,7 +126,7 @@ def train(
         randomness=Randomness.choose(seed),
         out=None if out is None else Path(out),
         ledger=None if ledger is None else Path(ledger),
-        mode=mode,
+        choice=choice,
         own_loop=False,
         scheduler=None if scheduler is None else scheduler(built),
         update=update,

@@ -6,7 +6,7 @@ equal neighbours are added: no one-hot matrix, no (batch × vocabulary). The pad
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,7 +127,7 @@ def replace_bag(module: Any, path: str, names: Mapping[str, str], engine: OnePas
             raise UnsupportedModel(
                 f'{path} (EmbeddingBag) has a rule for bags (batch, places) with mode "sum" or "mean" only. Pad the bags with padding_idx'
             )
-        output = original(input, offsets, per_sample_weights)
+        output = _bags(original, module, path, engine, input, offsets, per_sample_weights)
         coefficients = torch.ones_like(input, dtype=output.dtype)
         if per_sample_weights is not None:
             coefficients = per_sample_weights.detach()
@@ -138,3 +138,22 @@ def replace_bag(module: Any, path: str, names: Mapping[str, str], engine: OnePas
         return engine.watch(use, output)
 
     module.forward = forward
+
+
+def _bags(
+    original: Callable[..., Tensor],
+    module: nn.EmbeddingBag,
+    path: str,
+    engine: OnePass,
+    tokens: Tensor,
+    offsets: Tensor | None,
+    coefficients: Tensor | None,
+) -> Tensor:
+    """The ordinary forward pass. torch flattens the bags and finds them again by offsets, which nobody could follow."""
+    if (witness := engine.witness) is None:
+        return original(tokens, offsets, coefficients)
+    given = [value for value in (tokens, coefficients) if value is not None]
+    for value in given:
+        witness.require_rows(f"the input of {path}", value, 0)
+    size = (tokens.shape[0], module.embedding_dim)
+    return witness.kernel(lambda: (witness.made(size, 0, module.weight),), *given)[0]

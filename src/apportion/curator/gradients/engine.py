@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from apportion.curator.clipping import Gradients, Rows
+from apportion.curator.gradients.forgetting import ModuleState
 from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.gradients.use import Mode
+from apportion.models.following import Path
 
 
 class Engine(Protocol):
@@ -18,6 +21,10 @@ class Engine(Protocol):
     then fetch the `gradients` of its records, once."""
 
     model: nn.Module
+    scratch: nn.Module
+    """The copy of the model that is run."""
+    remembered: ModuleState
+    """What it was before."""
 
     @property
     def mode(self) -> Mode: ...
@@ -33,11 +40,36 @@ class Engine(Protocol):
     def gradients(self) -> Gradients | Rows: ...
 
 
-def build_engine(model: nn.Module, mode: Mode) -> Engine:
-    """The engine of this name for a model."""
-    if mode == "vmap" or mode == "loop":
-        return ReferenceGradients(model, mode)
-    return OnePass(model, mode)
+@dataclass(frozen=True)
+class EngineChoice:
+    """How the gradients of a model are computed.
+
+    Args:
+        mode: the engine.
+        alone: modules that run one record after the other inside an engine that runs all others together.
+        losses_together: whether the losses of the records are evaluated together.
+        reasons: a sentence for everything that is not run in the fastest way.
+        path: on which records were followed through this engine (`proof.py`); `None` where they run alone.
+    """
+
+    mode: Mode
+    alone: tuple[str, ...] = ()
+    losses_together: bool = True
+    reasons: tuple[str, ...] = ()
+    path: Path | None = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        parts = [self.mode, *(f"{path} alone" for path in self.alone)]
+        return ", ".join(parts if self.losses_together else [*parts, "losses alone"])
 
 
-__all__ = ["Engine", "Mode", "build_engine"]
+def build_engine(model: nn.Module, choice: Mode | EngineChoice) -> Engine:
+    """The engine that was chosen for a model."""
+    if isinstance(choice, str):
+        choice = EngineChoice(choice)
+    if choice.mode == "vmap" or choice.mode == "loop":
+        return ReferenceGradients(model, choice.mode)
+    return OnePass(model, choice.mode, choice.alone, choice.losses_together)
+
+
+__all__ = ["Engine", "EngineChoice", "Mode", "build_engine"]

@@ -1,7 +1,8 @@
-"""Modules without a rule of their own: the module alone runs record by record under `torch.func.vmap`.
+"""Modules without a rule of their own: the module alone runs record by record, under `torch.func.vmap` or one record after the other.
 
 Every record gets its own copy θ_i of the module's trained parameters, as in the reference engine, and the backward pass leaves g_i in
-θ_i. The rest of the model keeps the fast path.
+θ_i. The rest of the model keeps the fast path. One after the other is for modules whose records cannot be followed (`proof.py`): there is
+nothing that they could meet in.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from apportion.curator.gradients.forgetting import ModuleState
 from apportion.curator.gradients.materialised import WrittenOut
 from apportion.curator.tree import map_tensors, tensors_of
 from apportion.errors import UnsupportedModel
@@ -27,13 +29,7 @@ def run_record_by_record(module: nn.Module, path: str, names: Mapping[str, str],
     original = type(module).forward
 
     def forward(*inputs: Any, **named: Any) -> Any:
-        tensors = tensors_of((inputs, named))
-        records = tensors[0].shape[0] if tensors and tensors[0].dim() else 0
-        if not records or any(tensor.dim() == 0 or tensor.shape[0] != records for tensor in tensors):
-            raise UnsupportedModel(
-                f"{path} ({type(module).__name__}) has no rule for per-record gradients and is called with something that has no "
-                "batch dimension in front, so it cannot be run record by record"
-            )
+        records = _records_in(module, path, (inputs, named))
         parameters = dict(module.named_parameters())
         copies = {
             own: parameters[own].expand(records, *parameters[own].shape).detach().requires_grad_() for own in names
@@ -56,6 +52,57 @@ def run_record_by_record(module: nn.Module, path: str, names: Mapping[str, str],
 
     bound = original.__get__(module)
     module.forward = forward
+
+
+def run_one_after_the_other(module: nn.Module, path: str, names: Mapping[str, str], engine: OnePass) -> None:
+    """Replace the forward pass of `module` by a loop over the records, each with a copy of the trained parameters of its own."""
+    original = type(module).forward
+
+    def forward(*inputs: Any, **named: Any) -> Any:
+        calls = engine.seen_alone.setdefault(path, [])
+        if engine.witness is not None:
+            calls.append(None)
+            return engine.witness.alone(path, len(calls) - 1, (inputs, named))
+        records = _records_in(module, path, (inputs, named))
+        parameters = dict(module.named_parameters())
+        copies = [{own: parameters[own].detach().clone().unsqueeze(0).requires_grad_() for own in names} for _ in range(records)]
+        outputs, remembered = [], ModuleState(module)
+        for i, own_copies in enumerate(copies):
+            remembered.restore()  # what one record left behind does not reach the next
+            positional, keywords = map_tensors(lambda leaf, i=i: leaf[i : i + 1].clone() if isinstance(leaf, Tensor) else leaf, (inputs, named))
+            module.forward = bound
+            try:
+                weights = {own: value[0] for own, value in own_copies.items()}
+                outputs.append(functional_call(module, weights, positional, keywords))
+            finally:
+                module.forward = forward
+        calls.append(map_tensors(_without_values, outputs[0]))
+        if names:
+
+            def rows(_: Tensor) -> dict[str, Tensor]:
+                return {own: torch.cat([_gradient_of(one[own]) for one in copies]) for own in names}
+
+            engine.collect_alone(WrittenOut(names, rows), [value for one in copies for value in one.values()])
+        return map_tensors(lambda *parts: torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0], *outputs)
+
+    bound = original.__get__(module)
+    module.forward = forward
+
+
+def _without_values(leaf: Any) -> Any:
+    return torch.empty_like(leaf, device="meta", requires_grad=leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+
+
+def _records_in(module: nn.Module, path: str, arguments: Any) -> int:
+    """How many records a module is called with: all its tensors must have one row for each."""
+    tensors = tensors_of(arguments)
+    records = tensors[0].shape[0] if tensors and tensors[0].dim() else 0
+    if not records or any(tensor.dim() == 0 or tensor.shape[0] != records for tensor in tensors):
+        raise UnsupportedModel(
+            f"{path} ({type(module).__name__}) is to run record by record and is called with something that has no batch dimension in "
+            "front"
+        )
+    return records
 
 
 def _gradient_of(value: Tensor) -> Tensor:

@@ -1,13 +1,16 @@
 """What modules remember of the records they saw is forgotten before they see others.
 
-A module may keep numbers, tensors or anything else in attributes, in buffers that it makes or replaces, in hooks or children that it adds:
-a running mean, the last hidden state, a table that grows. With those the records of one micro-batch would reach the gradients of another,
-past clipping, or end a run that would not have ended without them. What is changed *inside* a list, a dict or another object is not
-undone, nor are attributes of scripted modules.
+A module may keep numbers, tensors or anything else in attributes, in buffers that it makes or replaces, in hooks or children that it adds, in
+lists, dicts and sets: a running mean, the last hidden state, a table that grows. With those the records of one micro-batch would reach the
+gradients of another, past clipping, or end a run that would not have ended without them. What is changed inside an object of a class of its own
+is not undone, nor are attributes of scripted modules.
 """
 
 from __future__ import annotations
 
+import copy
+from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -28,16 +31,41 @@ class ModuleState:
             for name, register in attributes.items()
             if name in _OF_EVERY_MODULE and isinstance(register, dict)
         ]
-        plain = [
-            value
-            for _, attributes in self._modules
-            for name, value in attributes.items()
-            if name not in _OF_EVERY_MODULE and isinstance(value, Tensor)
-        ]
+        self._containers: list[tuple[nn.Module, Any, Any]] = []
+        plain: list[Tensor] = []
+        seen: set[int] = set()
+        for module, attributes in self._modules:
+            own = (value for name, value in attributes.items() if name not in _OF_EVERY_MODULE)
+            self._collect(module, own, plain, seen)
         # an attribute may be another view of a weight, which moves
         weights = {_place(parameter) for parameter in model.parameters()}
         tensors = [tensor for tensor in (*plain, *model.buffers()) if _place(tensor) not in weights]
         self._tensors = [(tensor, tensor.detach(), tensor.detach().clone()) for tensor in tensors]
+
+    def _collect(self, owner: nn.Module, values: Iterable[Any], tensors: list[Tensor], seen: set[int]) -> None:
+        """Note tensors and containers, and what is in these."""
+        for value in values:
+            if isinstance(value, Tensor):
+                tensors.append(value)
+            elif isinstance(value, (list, tuple, set, dict, deque)) and id(value) not in seen:
+                seen.add(id(value))
+                if not isinstance(value, tuple):
+                    self._containers.append((owner, value, copy.copy(value)))
+                self._collect(owner, value.values() if isinstance(value, dict) else value, tensors, seen)
+
+    def changed(self) -> tuple[nn.Module, str] | None:
+        """The first attribute that is not as it was, and its module; `None` if all are."""
+        for module, before in self._modules:
+            now = _attributes(module)
+            for name in now.keys() | before.keys():
+                if now.get(name, _MISSING) is not before.get(name, _MISSING) and not _equal(
+                    now.get(name, _MISSING), before.get(name, _MISSING)
+                ):
+                    return module, f"attribute {name}"
+        for module, container, content in self._containers:
+            if len(container) != len(content) or not all(map(_equal, _items(container), _items(content))):
+                return module, f"{type(container).__name__} in an attribute"
+        return None
 
     def restore(self) -> None:
         """Put them back. May raise if a tensor was changed beyond that; a new copy of the model is needed then."""
@@ -52,6 +80,12 @@ class ModuleState:
             ):
                 register.clear()
                 register.update(content)
+        for _, container, content in self._containers:
+            if len(container) != len(content) or not all(
+                one is other for one, other in zip(_items(container), _items(content), strict=True)
+            ):
+                container.clear()
+                (container.update if isinstance(container, (dict, set)) else container.extend)(content)
         with torch.no_grad():
             for tensor, room, values in self._tensors:
                 if tensor.data_ptr() != room.data_ptr() or tensor.shape != room.shape:
@@ -73,6 +107,15 @@ class Forgetful:
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name != "training"}
+
+
+def _items(container: Any) -> list[Any]:
+    return [part for pair in container.items() for part in pair] if isinstance(container, dict) else list(container)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """The same object, or the same number or text."""
+    return one is other or (type(one) is type(other) and isinstance(one, (int, float, str, bool, bytes)) and one == other)
 
 
 def _place(tensor: Tensor) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from apportion.curator.gradients.attention import replace_attention
 from apportion.curator.gradients.convolution import ConvolutionUse
 from apportion.curator.gradients.embedding import embedding_use, replace_bag
-from apportion.curator.gradients.fallback import run_record_by_record
+from apportion.curator.gradients.fallback import run_one_after_the_other, run_record_by_record
 from apportion.curator.gradients.linear import LinearUse
 from apportion.curator.gradients.normalisation import group_norm_use, instance_norm_use, layer_norm_use, rms_norm_use
 from apportion.curator.gradients.recurrent import replace_cell, replace_layers
@@ -49,10 +49,10 @@ REPLACED: dict[type[nn.Module], Callable[..., None]] = {
 """Layers that do several things with their parameters: their forward pass is written out in steps that have a rule each."""
 
 
-def instrument(scratch: nn.Module, engine: OnePass) -> tuple[str, ...]:
+def instrument(scratch: nn.Module, engine: OnePass, alone: Collection[str] = ()) -> tuple[str, ...]:
     """Make every layer of the scratch copy with trained parameters tell the engine what it needs.
 
-    Returns the modules without a rule of their own, which run record by record.
+    Returns the modules without a rule of their own, which run under `vmap`, and those that run `alone`, one record after the other.
     """
     trained = {id(parameter): name for name, parameter in scratch.named_parameters() if parameter.requires_grad}
     fallbacks: list[str] = []
@@ -62,7 +62,10 @@ def instrument(scratch: nn.Module, engine: OnePass) -> tuple[str, ...]:
             continue
         own = {name: trained[id(p)] for name, p in module.named_parameters(recurse=False) if id(p) in trained}
         inner = {name: trained[id(p)] for name, p in module.named_parameters() if id(p) in trained}
-        if type(module) in REPLACED and inner:
+        if path in alone:
+            run_one_after_the_other(module, path, inner, engine)
+            fallbacks.append(path)
+        elif type(module) in REPLACED and inner:
             REPLACED[type(module)](module, path, inner, engine)
         elif type(module) in USES and own:
             engine.listen(module, path, own, USES[type(module)])

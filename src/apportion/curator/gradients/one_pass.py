@@ -14,7 +14,7 @@ records (`probe.py`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.gradients.rounding import squared
 from apportion.curator.gradients.structure import Structure
 from apportion.curator.gradients.use import Mode, Use, added, chunks, full_precision, wide
+from apportion.curator.gradients.witness import Witness
 from apportion.curator.tree import batch_size, call_arguments, map_tensors
 from apportion.errors import UnsupportedModel, WrongOrder
 
@@ -145,10 +146,24 @@ class OnePass:
         model: the model that is trained; never run itself.
         mode: which of the three ways. Copies of the layers' inputs are for models that overwrite them in place. Channels last is a
             layout of images and kernels in memory; some models take the usual one for granted, as `x.view(len(x), -1)` does.
+        alone: modules whose records must not run together: they run one record after the other, while all others keep the fast path.
+        losses_together: whether the records' losses are evaluated under `vmap`, or one after the other.
     """
 
-    def __init__(self, model: nn.Module, mode: Mode = "one-pass"):
+    witness: Witness | None = None
+    """Told of everything that must belong to one record each, while the engine is followed (`proof.py`)."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mode: Mode = "one-pass",
+        alone: Collection[str] = (),
+        losses_together: bool = True,
+    ):
         self.model, self.mode = model, mode
+        self._run_alone, self._losses_together = frozenset(alone), losses_together
+        self.seen_alone: dict[str, list[Any]] = {}
+        """What each call of a module that runs alone returned in the last forward pass: shapes and types of one record."""
         self._channels_last = mode == "one-pass, channels last"
         self._uses: list[Use] = []
         self._noted: list[tuple[str, Tensor, int]] = []
@@ -162,13 +177,13 @@ class OnePass:
         self._build()
 
     def _build(self) -> None:
-        self._scratch = copy.deepcopy(self.model)
+        self.scratch = copy.deepcopy(self.model)
         if self._channels_last:
-            for parameter in self._scratch.parameters():
+            for parameter in self.scratch.parameters():
                 parameter.data = channels_last(parameter.data)
-        self.fallbacks = instrument(self._scratch, self)
+        self.fallbacks = instrument(self.scratch, self, self._run_alone)
         """Modules without a rule of their own."""
-        self._remembered = ModuleState(self._scratch)
+        self.remembered = ModuleState(self.scratch)
         self._copied: list[tuple[int, int]] = []
 
     def listen(self, module: nn.Module, path: str, names: Mapping[str, str], make: Callable[..., Use]) -> None:
@@ -177,15 +192,17 @@ class OnePass:
         def noted(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> Tensor:
             given = inputs[0] if inputs else named["input"]
             use = make(module, names, self.note(path, given))
-            self._require_one_row_each(use, given.shape[0])
+            self._require_one_row_each(use, given)
             return self.watch(use, output)
 
         # First of the hooks: what a hook of the model's own makes of the output comes after the layer.
         module.register_forward_hook(noted, with_kwargs=True, prepend=True)
 
-    def note(self, path: str, value: Tensor) -> Tensor:
+    def note(self, path: str, value: Tensor, batch_dimension: int = 0) -> Tensor:
         """Keep an input for the backward pass, and see that nobody writes over it."""
         kept = value.detach()
+        if self.witness is not None:
+            self.witness.require_rows(f"the input of {path}", value, batch_dimension)
         if self._copy_inputs:
             return wide(kept.clone())
         self._noted.append((path, kept, kept._version))
@@ -193,9 +210,12 @@ class OnePass:
 
     def watch(self, use: Use, output: Tensor, batch_dimension: int = 0) -> Tensor:
         """The layer's output, as later layers see it; its gradient is delivered to `use`."""
-        self._require_one_row_each(use, output.shape[batch_dimension])
+        self._require_one_row_each(use, output, batch_dimension)
 
         def deliver(gradient: Tensor) -> None:
+            if self.witness is not None:
+                self.witness.require_rows(f"the gradient of {', '.join(use.names.values())}", gradient, batch_dimension)
+                return
             if not self._records:
                 return  # of an empty batch every gradient is zero, as of a layer that was not used
             with full_precision():
@@ -208,13 +228,21 @@ class OnePass:
     def collect(self, use: Use, leaves: Iterable[Tensor]) -> None:
         """A use whose gradients autograd leaves in tensors of its own, with a row for each record."""
         for leaf in leaves:
-            self._require_one_row_each(use, leaf.shape[0])
+            self._require_one_row_each(use, leaf)
             self._leaves.append(leaf)
         self._collected.append(use)
 
-    def _require_one_row_each(self, use: Use, rows: int) -> None:
+    def collect_alone(self, use: Use, leaves: Iterable[Tensor]) -> None:
+        """Likewise, with tensors of its own for each record."""
+        self._leaves.extend(leaves)
+        self._collected.append(use)
+
+    def _require_one_row_each(self, use: Use, value: Tensor, batch_dimension: int = 0) -> None:
         """A layer that gets several rows of a record would clip each of them by itself: k rows would add up to k·C."""
-        if rows != self._records:
+        if self.witness is not None:
+            self.witness.require_rows(", ".join(use.names.values()), value, batch_dimension)
+            return
+        if (rows := value.shape[batch_dimension]) != self._records:
             raise UnsupportedModel(
                 f"the layer with {', '.join(use.names.values())} got {rows} rows for {self._records} records: its first dimension "
                 "is not the batch. Keep the records apart in the first dimension"
@@ -224,13 +252,13 @@ class OnePass:
         """The model's outputs for a batch."""
         self._take_over()
         self._uses, self._noted, self._leaves, self._collected = [], [], [], []
-        self._records = batch_size(inputs)
+        self._records, self.seen_alone = batch_size(inputs), {}
         positional, named = call_arguments(map_tensors(channels_last, inputs) if self._channels_last else inputs)
-        return self._scratch(*positional, **named)
+        return self.scratch(*positional, **named)
 
     def record_losses(self, loss_fn: LossFunction, outputs: Any, targets: Any) -> Tensor:
         """The loss of every record alone, (b,)."""
-        return record_losses(loss_fn, outputs, targets, together=True)
+        return record_losses(loss_fn, outputs, targets, together=self._losses_together)
 
     def require_own_parameters(self, loss: Tensor) -> None:
         """Refuse a loss that would leave a raw gradient in something that is not the engine's own."""
@@ -249,6 +277,10 @@ class OnePass:
         uses, self._uses, self._noted, self._collected, self._leaves = self._uses + self._collected, [], [], [], []
         return RecordGradients(uses, trained_parameters(self.model), records)
 
+    def rows_left(self) -> list[Tensor]:
+        """Where autograd leaves the gradients of modules without a rule, a row for each record."""
+        return list(self._leaves)
+
     def follow(self) -> None:
         """Take over weights, buffers and training flags as the model has them now; to be called before every step.
 
@@ -266,20 +298,20 @@ class OnePass:
             self._copy()
 
     def _copy(self) -> None:
-        self._remembered.restore()
+        self.remembered.restore()
         with torch.no_grad():
-            for copied, original in zip(self._scratch.buffers(), self.model.buffers(), strict=True):
+            for copied, original in zip(self.scratch.buffers(), self.model.buffers(), strict=True):
                 copied.copy_(original)
             if self._copied != self._state():  # equal for the further micro-batches of a step
                 for copied, original in self._weights():
                     copied.copy_(original)
                 self._copied = self._state()
-        for own, module in zip(self._scratch.modules(), self.model.modules(), strict=True):
+        for own, module in zip(self.scratch.modules(), self.model.modules(), strict=True):
             own.training = module.training
 
     def _weights(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every parameter of the scratch copy, and that of the model."""
-        return zip(self._scratch.parameters(), self.model.parameters(), strict=True)
+        return zip(self.scratch.parameters(), self.model.parameters(), strict=True)
 
     def _state(self) -> list[tuple[int, int]]:
         """Which weights there are and how often each was written to."""

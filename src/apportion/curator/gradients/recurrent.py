@@ -106,8 +106,20 @@ class _Layers:
             bias = bias + weights["bias_hh"]
         projected = linear(inputs, weights["weight_ih"], bias)
         if names:
-            use = RecurrentUse(names, self._engine.note(self._path, inputs), recurrence)
+            use = RecurrentUse(names, self._engine.note(self._path, inputs, batch_dimension=1), recurrence)
             projected = self._engine.watch(use, projected, batch_dimension=1)
+        if (witness := self._engine.witness) is not None:
+            witness.require_rows(f"what {self._path} goes through in time", projected, 1)
+            for state in initial:
+                witness.require_rows(f"the first state of {self._path}", state, 0)
+            return witness.kernel(
+                lambda: (
+                    witness.made((*projected.shape[:2], initial[0].shape[1]), 1, projected),
+                    *(witness.made(tuple(state.shape), 0, projected) for state in initial),
+                ),
+                projected,
+                *initial,
+            )
         results: tuple[Tensor, ...] = Unrolled.apply(recurrence, projected, *initial)
         return results
 

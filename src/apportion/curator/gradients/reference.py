@@ -40,8 +40,8 @@ class ReferenceGradients:
 
     def __init__(self, model: nn.Module, mode: Literal["vmap", "loop"]):
         self.model, self.mode = model, mode
-        self._scratch = copy.deepcopy(model)
-        self._remembered = ModuleState(self._scratch)
+        self.scratch = copy.deepcopy(model)
+        self.remembered = ModuleState(self.scratch)
         self._structure = Structure(model)
         self._frozen: dict[str, Tensor] = {}
         self._copies: list[Mapping[str, Tensor]] | None = None
@@ -94,7 +94,7 @@ class ReferenceGradients:
         positional, named = call_arguments(map_tensors(lambda tensor: tensor.unsqueeze(0), record))
         self._forget()
         buffers = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
-        output = functional_call(self._scratch, {**self._frozen, **buffers, **parameters}, positional, named)
+        output = functional_call(self.scratch, {**self._frozen, **buffers, **parameters}, positional, named)
         return map_tensors(lambda tensor: tensor.squeeze(0), output)
 
     def follow(self) -> None:
@@ -105,11 +105,11 @@ class ReferenceGradients:
     def _forget(self) -> None:
         """As it does for buffers: what a module keeps of a record does not reach the next one."""
         try:
-            self._remembered.restore()
+            self.remembered.restore()
         except Exception:  # what a module made of its copy cannot be undone
-            self._scratch = copy.deepcopy(self.model)
-            self._remembered = ModuleState(self._scratch)
-        for original, scratch in zip(self.model.modules(), self._scratch.modules(), strict=True):
+            self.scratch = copy.deepcopy(self.model)
+            self.remembered = ModuleState(self.scratch)
+        for original, scratch in zip(self.model.modules(), self.scratch.modules(), strict=True):
             scratch.training = original.training
 
 

@@ -1,0 +1,1 @@
+"""Which models can be trained, and how it is known."""

@@ -1,0 +1,466 @@
+"""Follow the record dimension of a batch through any code that runs on torch: a proof that rows stay apart, not a probe.
+
+A batch of B records is run as tensors that have a shape and no values (`Followed`). Each carries its **place**: where its record dimension
+is, or that it has none. Every operation, at the level of torch's dispatcher, has a rule (`rules.py`) that says where the records of its
+result are, *if row i of the result is made of row i of the arguments and of what belongs to no record*; otherwise, and wherever there is no
+rule, the operation is refused. What goes through to the end therefore computes, for every record, a function of that record alone. As
+nothing has a value, no value can steer it: whoever asks for one (`if x.sum() > 0`, `.item()`, `.tolist()`) is refused. The backward pass is
+made of operations too, and is followed likewise.
+
+**A place is a factor of a dimension.** Linear layers flatten (B, T, F) to (B·T, F) and recurrent ones (T, B, F) to (T·B, F). `Place(dim, inner)`
+says that index j of dimension `dim` belongs to record (j // inner) mod B. B is a prime that divides no size of the model, so that no other
+dimension can be taken for it.
+
+**What belongs to no record** may be broadcast over the records. It must not have a row for each of them: what a record gets would then depend
+on its place in the batch, and one record in front would change all others. Exceptions: what is the same in every row (zeros, an expanded
+parameter), random numbers (independent and secret), and the records' own numbers 0 … B−1 where they only serve to pick row i for record i.
+
+**The number of records** must not matter either. Everything is run with two different B, and the operations with all their numbers must be the
+same but for sizes that are multiples of B. Code that looks at B itself (`if len(x) > 100`) is noticed, because sizes are handed out as
+`RecordCount`s; what was shown then holds for the B's that were run, and a run with another B tells whether it takes the same path.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from apportion.errors import ApportionError
+
+ANY = 0
+"""An `inner` of what is the same for every record: it fits every order."""
+
+
+class Place(NamedTuple):
+    """Where records are: index j of dimension `dim` belongs to record (j // inner) mod B."""
+
+    dim: int
+    inner: int = 1
+
+
+FRONT = Place(0)
+PICKED = Place(-1)
+"""Of what belongs to one record that was picked by its place. vmap does so to look at types; nobody may compute with it."""
+
+
+class RecordsMeet(ApportionError):
+    """Rows of different records meet in an operation, or it is not known that they do not.
+
+    Args:
+        operation: its name in torch.
+        reason: a phrase without a full stop.
+    """
+
+    def __init__(self, operation: str, reason: str):
+        super().__init__(f"{operation}: {reason}")
+        self.operation, self.reason = operation, reason
+
+
+class Followed(Tensor):
+    """A tensor without values that knows its place."""
+
+    meta: Tensor
+    """Shape, type and strides, on torch's device without values."""
+    place: Place | None
+    numbers: bool
+    """Whether row i holds the number i: good for picking rows, and for nothing else."""
+
+    @staticmethod
+    def __new__(cls, meta: Tensor, place: Place | None, device: torch.device, numbers: bool = False) -> Followed:
+        made: Followed = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            meta.shape,
+            strides=meta.stride(),
+            storage_offset=meta.storage_offset(),
+            dtype=meta.dtype,
+            layout=meta.layout,
+            device=device,
+        )
+        made.meta, made.place, made.numbers = meta, place, numbers
+        return made
+
+    def __init__(self, meta: Tensor, place: Place | None, device: torch.device, numbers: bool = False):
+        pass
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RecordsMeet(str(operation), "a followed tensor left the run that follows it")
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"Followed({list(self.meta.shape)}, {self.place})"
+
+
+class RecordCount(int):
+    """k·B as a size. A comparison whose outcome is the same for every B ≥ 1 is answered; of any other use the follower takes note."""
+
+    _follower: Follower
+    _times: int
+
+    @staticmethod
+    def of(value: int, follower: Follower) -> RecordCount:
+        count = RecordCount(value)
+        count._follower, count._times = follower, value // follower.records
+        return count
+
+    def _seen(self) -> None:
+        self._follower.path.looks_at_count = True
+
+    def _compared(self, other: Any, name: str) -> Any:
+        outcome = getattr(int, name)(self, other)
+        if outcome is NotImplemented or isinstance(other, RecordCount):
+            return outcome  # k·B and m·B compare as k and m do
+        certain = {
+            "__eq__": other < self._times or other % self._times,
+            "__ne__": other < self._times or other % self._times,
+            "__lt__": other <= self._times,
+            "__ge__": other <= self._times,
+            "__gt__": other < self._times,
+            "__le__": other < self._times,
+        }[name]
+        if not certain:
+            self._seen()
+        return outcome
+
+    def __eq__(self, other: object) -> Any:
+        return self._compared(other, "__eq__")
+
+    def __ne__(self, other: object) -> Any:
+        return self._compared(other, "__ne__")
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compared(other, "__lt__")
+
+    def __le__(self, other: Any) -> Any:
+        return self._compared(other, "__le__")
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compared(other, "__gt__")
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compared(other, "__ge__")
+
+    def __mul__(self, other: Any) -> Any:
+        product = int.__mul__(self, other)
+        if type(other) is int and other > 0:
+            return RecordCount.of(product, self._follower)
+        if other != 0 if type(other) is int else True:
+            self._seen()
+        return product
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Any) -> Any:
+        quotient = int.__floordiv__(self, other)
+        if type(other) is int and other > 0 and self._times % other == 0:
+            return RecordCount.of(quotient, self._follower)
+        if isinstance(other, RecordCount) and self._times % other._times == 0:
+            return quotient
+        self._seen()
+        return quotient
+
+
+def _noted(name: str) -> Callable[..., Any]:
+    plain = getattr(int, name)
+
+    def method(self: RecordCount, *others: Any) -> Any:
+        self._seen()
+        return plain(self, *others)
+
+    return method
+
+
+for _name in (
+    *("__add__", "__radd__", "__sub__", "__rsub__", "__truediv__", "__rtruediv__", "__rfloordiv__", "__mod__", "__rmod__"),
+    *("__divmod__", "__rdivmod__", "__pow__", "__rpow__", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__"),
+    *("__neg__", "__int__", "__float__", "__hash__", "__str__", "__repr__", "__format__", "__round__", "bit_length"),
+):
+    setattr(RecordCount, _name, _noted(_name))
+
+
+class Operation(NamedTuple):
+    """One operation of a path, without its tensors."""
+
+    name: str
+    numbers: tuple[Any, ...]
+    sizes: tuple[Any, ...]
+    """What may grow in proportion to the number of records: sizes and indices."""
+    followed: bool
+    """Whether its result belongs to records."""
+
+
+@dataclass
+class Path:
+    """What was run: the operations in their order, and whether the number of records was looked at."""
+
+    records: int
+    operations: list[Operation] = field(default_factory=list)
+    looks_at_count: bool = False
+
+    def difference(self, other: Path) -> str | None:
+        """Why `other`, the beginning of a run with another number of records, is not the same path; `None` if it is."""
+        if len(other.operations) > len(self.operations):
+            return "the number of operations depends on the number of records in the batch"
+        return next((self.differs(index, theirs, other.records) for index, theirs in enumerate(other.operations)), None)
+
+    def differs(self, index: int, other: Operation, records: int) -> str | None:
+        """Whether operation `index` is another one in a run with so many records, and how."""
+        mine = self.operations[index]
+        if mine.name != other.name or not _equal(mine.numbers, other.numbers):
+            return f"{other.name}: what is computed depends on the number of records in the batch"
+        if not all(
+            one == two or (type(one) is type(two) is int and one * records == two * self.records)
+            for one, two in zip(mine.sizes, other.sizes, strict=True)
+        ):
+            return f"{other.name}: a size depends on the number of records in another way than in proportion"
+        return None
+
+
+def _equal(mine: tuple[Any, ...], theirs: tuple[Any, ...]) -> bool:
+    return len(mine) == len(theirs) and all(
+        type(one) is type(two) and (one == two or (one != one and two != two))
+        for one, two in zip(mine, theirs, strict=True)
+    )
+
+
+_SIZES = {
+    Tensor.shape.__get__,  # type: ignore[attr-defined]
+    Tensor.size,
+    Tensor.numel,
+    Tensor.nelement,
+    Tensor.stride,
+    torch.numel,
+}
+_VALUES = {
+    getattr(Tensor, name)
+    for name in (
+        *("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__contains__"),
+        *("__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage", "is_nonzero", "__reduce_ex__", "__hash__"),
+    )
+    if hasattr(Tensor, name) and name != "__hash__"
+}
+
+
+class _Questions(TorchFunctionMode):
+    """What Python code asks a tensor beside computing with it."""
+
+    def __init__(self, follower: Follower):
+        super().__init__()
+        self._follower = follower
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in _SIZES:
+            found = function(*args, **kwargs)
+            return self._counted(found)
+        if function is Tensor.__len__:
+            found = function(*args, **kwargs)
+            if found % self._follower.records == 0:
+                self._follower.path.looks_at_count = True  # Python hands on a plain number
+            return found
+        if function in _VALUES and isinstance(args[0], Followed):
+            raise self._follower.refused(RecordsMeet(function.__name__, "a value of a record is looked at"))
+        if function in (torch.nn.functional.one_hot, torch._C._nn.one_hot) and isinstance(args[0], Tensor):
+            classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
+            if classes > 0:  # torch looks at the values only to refuse those out of range
+                return (args[0].unsqueeze(-1) == torch.arange(classes)).to(torch.int64)
+        return function(*args, **kwargs)
+
+    def _counted(self, found: Any) -> Any:
+        def one(size: int) -> int:
+            if type(size) is int and size > 0 and size % self._follower.records == 0:
+                return RecordCount.of(size, self._follower)
+            return size
+
+        if isinstance(found, torch.Size):
+            return torch.Size([one(size) for size in found])
+        return tuple(one(size) for size in found) if isinstance(found, tuple) else one(found)
+
+
+def _without_values(leaf: Any) -> Any:
+    if isinstance(leaf, Followed):
+        return leaf.meta
+    if isinstance(leaf, Tensor):
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+    return torch.device("meta") if isinstance(leaf, torch.device) else leaf
+
+
+@functools.cache
+def _sizes_of(operation: Any) -> frozenset[str]:
+    """The arguments that are sizes or indices, SymInt in torch's schemas; what is computed with is a Scalar, a float or an int."""
+    if operation.overloadpacket.__name__ == "arange":
+        return frozenset(("start", "end", "step"))
+    return frozenset(re.findall(r"SymInt(?:\[\d*\])?\??\s+(\w+)", str(operation._schema)))
+
+
+def _digest(value: Tensor) -> Any:
+    """The numbers of a tensor that belongs to no record, to be compared."""
+    if value.numel() == 1 and not value.is_meta:
+        return value.item()
+    plain = value.detach().cpu().contiguous()
+    content = plain.view(torch.uint8) if plain.dim() and plain.dtype != torch.bool else plain
+    return tuple(plain.shape), hashlib.blake2b(content.numpy().tobytes()).digest()
+
+
+def written_to(operation: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The tensors that an operation writes to."""
+    return [
+        value
+        for index, argument in enumerate(operation._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+        if isinstance(value := args[index] if index < len(args) else kwargs.get(argument.name), Tensor)
+    ]
+
+
+class Follower(TorchDispatchMode):
+    """Runs code on followed tensors of `records` records. A context manager; use `run`, which also looks at what code asks beside.
+
+    Args:
+        records: B.
+        rules: from an operation, its arguments and this follower to the places of its results (`rules.places`).
+        device: of the tensors.
+        known: the path of an earlier run. If it is given, this run is compared with it operation by operation instead of asking the
+            rules, so that B need not be a prime.
+    """
+
+    def __init__(self, records: int, rules: Callable[..., Any], device: torch.device, known: Path | None = None):
+        super().__init__()
+        self.records, self._rules, self.device, self.known = records, rules, device, known
+        self.path = Path(records)
+        self._computed = WeakTensorKeyDictionary()
+        self.refusal: RecordsMeet | None = None
+        self.modules: list[str] = []
+        """The modules whose forward pass is running, from the outermost to the innermost."""
+        self.refused_in: tuple[str, ...] = ()
+
+    def follow(self, record: Tensor) -> Followed:
+        """A batch of B records like this one, in front."""
+        return self.made((self.records, *record.shape), FRONT, record)
+
+    def made(self, shape: Sequence[int], place: Place | None, like: Tensor) -> Followed:
+        """A tensor of this shape whose records are known to be at `place`."""
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            sizes = tuple(int.__int__(size) for size in shape)
+            return self.wrap(torch.empty(sizes, dtype=like.dtype, device="meta"), place)
+
+    def wrap(self, meta: Tensor, place: Place | None, *, numbers: bool = False) -> Followed:
+        """A tensor of this shape at this place."""
+        return Followed(meta, place, self.device, numbers)
+
+    def refused(self, error: RecordsMeet) -> RecordsMeet:
+        """Remember the first refusal, so that a model cannot catch it and go on otherwise."""
+        if self.refusal is None:
+            self.refusal, self.refused_in = error, tuple(self.modules)
+        return error
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Code in this context is followed. Afterwards raises the first refusal, also one that was caught inside."""
+        states = random.getstate(), np.random.get_state()[1:3]
+        try:
+            with self, _Questions(self):
+                yield
+        except RecordsMeet as error:
+            raise self.refused(error) from None
+        if self.refusal is not None:
+            raise self.refusal
+        now = random.getstate(), np.random.get_state()[1:3]
+        if states[0] != now[0] or states[1][1] != now[1][1] or not np.array_equal(states[1][0], now[1][0]):
+            raise self.refused(RecordsMeet("random", "Python's or NumPy's random numbers may decide what is computed"))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # it would be imported to be skipped, which takes two seconds
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            try:
+                return self._dispatch(operation, args, kwargs or {})
+            except RecordsMeet as error:
+                raise self.refused(error) from None
+
+    def _dispatch(self, operation: Any, args: Any, kwargs: Any) -> Any:
+        index = len(self.path.operations)
+        noted = self._described(operation, args, kwargs)
+        self.path.operations.append(noted)
+        if self.known is not None:
+            return self._again(index, operation, args, kwargs)
+        found = self._rules(operation, args, kwargs, self)
+        if found is NotImplemented:  # nothing of a record in it
+            return self._public(operation, args, kwargs)
+        self.path.operations[index] = noted._replace(followed=True)
+        return found
+
+    def _again(self, index: int, operation: Any, args: Any, kwargs: Any) -> Any:
+        assert self.known is not None
+        if index >= len(self.known.operations):
+            raise RecordsMeet(str(operation), "the number of operations depends on the number of records in the batch")
+        if (difference := self.known.differs(index, self.path.operations[index], self.records)) is not None:
+            raise RecordsMeet(*difference.split(": ", 1))
+        if not self.known.operations[index].followed:
+            return self._public(operation, args, kwargs)
+        written = written_to(operation, args, kwargs)
+        if torch.Tag.inplace_view in operation.tags:
+            return self.turned(operation, args, kwargs, written[0], None)
+        results = self.shapes(operation, args, kwargs)
+        if written:
+            return written[0] if len(written) == 1 else tuple(written)
+        return tree_map(lambda leaf: self.wrap(leaf, None) if isinstance(leaf, Tensor) else leaf, results)
+
+    def turned(self, operation: Any, args: Any, kwargs: Any, target: Followed, place: Place | None) -> Followed:
+        """An operation that changes the shape of its first argument, as `squeeze_` does."""
+        self.shapes(operation, args, kwargs)
+        with no_dispatch():
+            operation(*args, **kwargs)
+        target.place = place
+        return target
+
+    def _public(self, operation: Any, args: Any, kwargs: Any) -> Any:
+        results = operation(*args, **kwargs)
+        for value in tree_leaves(results):
+            if isinstance(value, Tensor):
+                self._computed[value] = True
+        return results
+
+    def _described(self, operation: Any, args: Any, kwargs: Any) -> Operation:
+        numbers: list[Any] = []
+        sizes: list[Any] = []
+        for index, argument in enumerate(operation._schema.arguments):
+            value = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
+            for leaf in tree_leaves(value):
+                if not isinstance(leaf, Tensor):
+                    (sizes if argument.name in _sizes_of(operation) else numbers).append(leaf)
+                elif not isinstance(leaf, (Followed, nn.Parameter)) and leaf not in self._computed:
+                    # Numbers come as tensors too. What the path itself has computed need not be compared again.
+                    numbers.append(_digest(leaf))
+        return Operation(str(operation), tuple(numbers), tuple(sizes), followed=False)
+
+    def shapes(self, operation: Any, args: Any, kwargs: Any) -> Any:
+        """What the operation returns, as tensors without values."""
+        plain = tree_map(_without_values, (args, kwargs))
+        if "device" in plain[1]:
+            plain[1]["device"] = torch.device("meta")
+        elif any(argument.name == "device" for argument in operation._schema.arguments):
+            plain[1]["device"] = torch.device("meta")
+        return operation(*plain[0], **plain[1])
+
+    def decompose(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run what an operation is made of."""
+        with self:
+            return function(*args, **kwargs)
