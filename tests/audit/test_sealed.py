@@ -15,6 +15,7 @@ import apportion as ap
 from apportion.audit import sealed
 from apportion.audit.sealed import Sealed, SealedAccess, inside, seal, seal_session, unseal
 from apportion.curator.curator import Execution
+from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.request import ClippedSum
@@ -67,7 +68,7 @@ def a_session(model, records, clip, noise=None, *, mode="vmap", micro_batch=7, c
         randomness=Randomness.seeded(0),
         out=None,
         ledger=None,
-        mode=mode,
+        choice=EngineChoice(mode),
         own_loop=False,
     )
     if closed:

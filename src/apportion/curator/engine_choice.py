@@ -9,7 +9,7 @@ a kernel that computes something else than its name says.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
@@ -180,6 +180,7 @@ class _Probe:
         )
         self._repeatable = close(self._gradients("loop", self.pair, seed=1), self._expected)
         self._references: list[tuple[tuple[Structure, Structure], torch.Tensor]] = []
+        """Batches, and what their records give alone."""
 
     def agrees(self, choice: EngineChoice) -> bool:
         """Whether the engine has the gradients of single records on all batches. What draws random numbers cannot be compared."""
@@ -195,18 +196,18 @@ class _Probe:
             return
         for kind in ("plain", *other_kinds(self._inputs)):
             for pair in [self.pair] if kind == "plain" else pairs(self._inputs, self._target, self._subject, kind):
-                found = [(chosen, alone) for company in _COMPANIES if (alone := self._alone(chosen := pick(pair, company))) is not None]
+                try:
+                    rows = self._rows("loop", pair)
+                except Exception:  # not every model takes any mask or any word
+                    continue
+                assert isinstance(rows, Mapping)
+                found = [
+                    (pick(pair, company), self._summary({name: row[company] for name, row in rows.items()}, company))
+                    for company in _COMPANIES
+                ]
                 self._references += found
                 yield from found
-                if found:
-                    break
-
-    def _alone(self, pair: tuple[Structure, Structure]) -> torch.Tensor | None:
-        """Of single records; nothing if the model does not take these: not every one takes any number, any mask or any word."""
-        try:
-            return self._gradients("loop", pair)
-        except Exception:
-            return None
+                break
 
     def _agrees_when_loud(self, choice: EngineChoice) -> bool:
         """Of a loss that is much larger, too. Nearly always gradients grow with it; where hooks limit them, all sizes between are compared,
@@ -224,6 +225,11 @@ class _Probe:
         self, choice: Mode | EngineChoice, pair: tuple[Structure, Structure], factor: float = 1.0, seed: int = 0
     ) -> torch.Tensor:
         """Of `factor` times the loss, and divided by it again."""
+        return self._summary(self._rows(choice, pair, factor, seed), range(batch_size(pair[0]))) / factor
+
+    def _rows(
+        self, choice: Mode | EngineChoice, pair: tuple[Structure, Structure], factor: float = 1.0, seed: int = 0
+    ) -> Gradients | Rows:
         if choice not in self._engines:
             self._engines[choice] = build_engine(self._subject, choice)
         engine = self._engines[choice]
@@ -238,28 +244,27 @@ class _Probe:
                 losses = engine.record_losses(self._loss, outputs, targets)
             engine.require_own_parameters(losses.sum())
             (factor * losses.sum()).backward()
+        return engine.gradients()
+
+    def _summary(self, gradients: Gradients | Rows, records: Sequence[int]) -> torch.Tensor:
+        """What clipping uses of the records' gradients: norms, and two sums that tell records apart.
+
+        In one vector, so that rounding is measured against the whole: the gradient of one weight may be nothing but rounding.
+        """
         with torch.no_grad():
-            found = _summary(engine.gradients(), batch_size(pair[0])) / factor
+            given = held(gradients)
+            norms, places = given.squared_norms(), torch.arange(len(records), dtype=torch.float64)
+            sums = [
+                given.weighted_sums(dict.fromkeys(norms, weights))
+                for weights in (0.5**places, torch.cos(3 * places + 0.7))
+            ]
+            values = [norm.sqrt() for norm in norms.values()] + [value for part in sums for value in part.values()]
+            found = torch.cat([value.double().flatten() for value in values])
             return found.to(next(iter(trained_parameters(self._subject).values())).dtype)
 
 
 def _has_images(model: nn.Module) -> bool:
     return any(isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) for module in model.modules())
-
-
-def _summary(gradients: Gradients | Rows, size: int) -> torch.Tensor:
-    """What clipping uses of the records' gradients: norms, and two sums that tell records apart.
-
-    In one vector, so that rounding is measured against the whole: the gradient of one weight may be nothing but rounding.
-    """
-    records = held(gradients)
-    norms = records.squared_norms()
-    places = torch.arange(size, dtype=torch.float64)
-    sums = [
-        records.weighted_sums(dict.fromkeys(norms, weights)) for weights in (0.5**places, torch.cos(3 * places + 0.7))
-    ]
-    values = [norm.sqrt() for norm in norms.values()] + [value for part in sums for value in part.values()]
-    return torch.cat([value.double().flatten() for value in values])
 
 
 __all__ = ["LossFunction", "choose_engine", "per_record_mode", "proved_path", "prove"]

@@ -301,6 +301,38 @@ def _without_values(leaf: Any) -> Any:
     return torch.device("meta") if isinstance(leaf, torch.device) else leaf
 
 
+class _Shape:
+    """What a tensor without values is."""
+
+    def __init__(self, tensor: Tensor):
+        self._shape, self._stride, self._dtype = tensor.shape, tensor.stride(), tensor.dtype
+
+    def tensor(self) -> Tensor:
+        return torch.empty_strided(self._shape, self._stride, dtype=self._dtype, device="meta")
+
+
+_KNOWN_SHAPES: dict[Any, Any] = {}
+"""From an operation and what it is called with to the shapes of its results: torch works some of these out in Python, slowly."""
+_MOST_SHAPES = 10_000
+
+
+def _as_key(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype
+    return type(leaf), leaf
+
+
+@functools.cache
+def _makes_views(operation: Any) -> bool:
+    """Whether results share memory with arguments, or arguments are written to."""
+    return any(one.alias_info is not None for one in (*operation._schema.arguments, *operation._schema.returns))
+
+
+@functools.cache
+def _takes_device(operation: Any) -> bool:
+    return any(argument.name == "device" for argument in operation._schema.arguments)
+
+
 @functools.cache
 def _sizes_of(operation: Any) -> frozenset[str]:
     """The arguments that are sizes or indices, SymInt in torch's schemas; what is computed with is a Scalar, a float or an int."""
@@ -454,11 +486,17 @@ class Follower(TorchDispatchMode):
     def shapes(self, operation: Any, args: Any, kwargs: Any) -> Any:
         """What the operation returns, as tensors without values."""
         plain = tree_map(_without_values, (args, kwargs))
-        if "device" in plain[1]:
+        if _takes_device(operation):
             plain[1]["device"] = torch.device("meta")
-        elif any(argument.name == "device" for argument in operation._schema.arguments):
-            plain[1]["device"] = torch.device("meta")
-        return operation(*plain[0], **plain[1])
+        if _makes_views(operation):
+            return operation(*plain[0], **plain[1])
+        key = (operation, *map(_as_key, tree_leaves(plain)), *plain[1])
+        if key not in _KNOWN_SHAPES:
+            if len(_KNOWN_SHAPES) >= _MOST_SHAPES:
+                _KNOWN_SHAPES.clear()
+            results = operation(*plain[0], **plain[1])
+            _KNOWN_SHAPES[key] = tree_map(lambda leaf: leaf if not isinstance(leaf, Tensor) else _Shape(leaf), results)
+        return tree_map(lambda leaf: leaf.tensor() if isinstance(leaf, _Shape) else leaf, _KNOWN_SHAPES[key])
 
     def decompose(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run what an operation is made of."""
