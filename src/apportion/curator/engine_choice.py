@@ -22,6 +22,7 @@ from apportion.curator.clipping import Gradients, Rows, held
 from apportion.curator.compatibility import copy_of
 from apportion.curator.gradients.engine import Engine, EngineChoice, Mode, build_engine
 from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.witness import Call
 from apportion.curator.proof import CannotFollow, follow_engine
 from apportion.curator.sameness import close, named_tensors
 from apportion.curator.synthetic import (
@@ -87,15 +88,17 @@ def choose_engine(
             if wanted not in ("auto", mode) or (mode == "one-pass, channels last" and not _has_images(subject)):
                 continue
             try:
-                choice = prove(training, mode, loss, inputs, target, probe.pair, in_part=in_part)
+                choice = prove(training, mode, loss, inputs, target, probe.pair[0], in_part=in_part)
             except CannotFollow as error:
-                reasons.append(f"{mode}: {error.reason}")
-                continue
-            with suppress(RuntimeError, UnsupportedModel):
-                if probe.agrees(choice):
-                    slower = in_part or choice.mode == "vmap"
-                    return replace(choice, reasons=(*(reasons if slower else ()), *choice.reasons))
-            reasons.append(f"{mode}: its gradients are not those of single records")
+                why = f"{mode}: {error.reason}"
+            else:
+                why = f"{mode}: its gradients are not those of single records"
+                with suppress(RuntimeError, UnsupportedModel):
+                    if probe.agrees(choice):
+                        slower = in_part or choice.mode == "vmap"
+                        return replace(choice, reasons=(*(reasons if slower else ()), *choice.reasons))
+            if why not in reasons:
+                reasons.append(why)
     if wanted not in ("auto", "loop"):
         raise UnsupportedModel(
             f"The engine {wanted!r} does not give the gradients of single records for this model ({reasons[-1]}). "
@@ -110,31 +113,36 @@ def prove(
     loss: LossFunction | None,
     inputs: Structure,
     target: Structure,
-    pair: tuple[Structure, Structure],
+    records: Structure,
     *,
     in_part: bool,
 ) -> EngineChoice:
     """The engine of this name if records can be followed through it, or `CannotFollow`.
 
     Args:
-        pair: synthetic records that run.
+        records: inputs of synthetic records, on which the model runs.
         in_part: whether modules that cannot be followed may run one record after the other, as few as possible.
     """
     alone: dict[str, str] = {}
+    shared: tuple[Call, ...] = ()
     losses_together = True
     while True:
         choice = EngineChoice(
             mode,
             tuple(alone),
+            shared,
             losses_together,
             tuple(f"{path} runs one record after the other: {reason}" for path, reason in alone.items())
             + (() if losses_together else ("the loss is evaluated one record after the other",)),
         )
         try:
-            return replace(choice, path=proved_path(model, choice, loss, inputs, target, pair))
+            return replace(choice, path=proved_path(model, choice, loss, inputs, target, records))
         except CannotFollow as error:
             if error.in_loss and losses_together and mode != "vmap":
                 losses_together = False
+                continue
+            if error.shared is not None:
+                shared = (*shared, error.shared)
                 continue
             if not in_part:
                 raise
@@ -152,7 +160,7 @@ def proved_path(
     loss: LossFunction | None,
     inputs: Structure,
     target: Structure,
-    pair: tuple[Structure, Structure],
+    records: Structure,
 ) -> Path:
     """The path on which records were followed through this very engine, or `CannotFollow`."""
 
@@ -161,7 +169,7 @@ def proved_path(
 
     def trial(engine: Engine) -> None:
         with seeded(0, device_of(engine.model)):
-            engine.forward(tree_map(torch.clone, pair[0]))
+            engine.forward(tree_map(torch.clone, records))
 
     return follow_engine(build, inputs, target, loss if choice.losses_together else None, trial)
 

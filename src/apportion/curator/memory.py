@@ -33,7 +33,7 @@ from apportion.curator.gradients.engine import EngineChoice, Mode, build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
 from apportion.curator.sizes import as_text
-from apportion.curator.synthetic import synthetic_outputs
+from apportion.curator.synthetic import runnable_batch
 from apportion.curator.tree import batch_size, call_model, map_tensors, tensors_of
 from apportion.errors import InvalidArgument
 from apportion.request import ClippedSum, Event, Request
@@ -152,14 +152,7 @@ def memory_model(model: nn.Module, choice: Mode | EngineChoice, inputs: Any) -> 
 
 def synthetic_batch(model: nn.Module, inputs: Any) -> Any:
     """A few synthetic records like `inputs`, on which `model` runs."""
-    tried: list[Any] = []
-
-    def run(batch: Any) -> Any:
-        tried.append(map_tensors(torch.clone, batch))
-        return call_model(model, batch)
-
-    synthetic_outputs(run, model, inputs)
-    return tried[-1]
+    return runnable_batch("inputs", model, inputs)[0]
 
 
 def repeated(batch: Any, records: int) -> Any:
@@ -222,8 +215,8 @@ class LiveTensors(TorchDispatchMode):
         self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: Mapping[str, Any] | None = None
     ) -> Any:
         result = function(*arguments, **(named or {}))
-        made = tensors_of(result)
-        given = {tensor.untyped_storage()._cdata for tensor in tensors_of((arguments, named))}  # a view is nothing new
+        made = _with_storage(result)
+        given = {tensor.untyped_storage()._cdata for tensor in _with_storage((arguments, named))}  # a view is nothing new
         for tensor in made:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._sizes and storage._cdata not in given:
@@ -236,5 +229,13 @@ class LiveTensors(TorchDispatchMode):
             self.largest_convolution = max(self.largest_convolution, touched)
         return result
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # it would be imported to be skipped, which takes two seconds
+
     def _freed(self, storage: int) -> None:
         self._now -= self._sizes.pop(storage, 0)
+
+
+def _with_storage(tree: Any) -> list[Tensor]:
+    return [tensor for tensor in tensors_of(tree) if tensor.layout == torch.strided]

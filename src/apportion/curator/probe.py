@@ -24,6 +24,7 @@ from apportion.curator.synthetic import (
     pick,
     prepared,
     run,
+    runnable_batch,
     seeded,
 )
 from apportion.errors import UnsupportedModel
@@ -52,9 +53,7 @@ def probe_model(model: nn.Module, example: Structure) -> None:
     """
     subject = prepared(model)
     state = _state(subject)
-    batch, outputs = first_that_runs(
-        lambda inputs: run(subject, inputs, seed=0), batches("example", example, subject), "The model", example
-    )
+    batch, outputs = runnable_batch("example", subject, example)
     _require_unchanged(state, subject, "model")
     _require_batch_dimension(outputs)
     _require_records_apart(subject, batch, outputs, example)

@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 from apportion.curator.gradients.engine import Engine
 from apportion.curator.gradients.losses import LossFunction
 from apportion.curator.gradients.one_pass import OnePass
+from apportion.curator.gradients.witness import Call
 from apportion.curator.synthetic import device_of
 from apportion.curator.tree import map_tensors, tensors_of
 from apportion.models.following import FRONT, Followed, Follower, Path, Place, RecordsMeet
@@ -43,11 +44,18 @@ class CannotFollow(Exception):
         reason: a phrase without a full stop.
         module: the innermost module in whose forward pass it was; `None` if it was in the backward pass or in the loss.
         in_loss: whether it was in the loss.
+        shared: a call of a layer on something that belongs to no record, if that was the reason.
     """
 
-    def __init__(self, reason: str, module: str | None, *, in_loss: bool = False):
+    def __init__(self, reason: str, module: str | None, *, in_loss: bool = False, shared: Call | None = None):
         super().__init__(reason)
-        self.reason, self.module, self.in_loss = reason, module, in_loss
+        self.reason, self.module, self.in_loss, self.shared = reason, module, in_loss, shared
+
+
+class _SharedInput(RecordsMeet):
+    def __init__(self, call: Call):
+        super().__init__(f"the input of {call[0]}", "it belongs to no record")
+        self.call = call
 
 
 class _Kernel(torch.autograd.Function):
@@ -88,6 +96,10 @@ class _Witness:
         with torch._C.DisableTorchFunction():
             if value.shape[dimension] != self.follower.records:
                 raise self.follower.refused(RecordsMeet(what, "it has several rows of a record"))
+
+    def require_own_input(self, call: Call, value: Tensor) -> None:
+        if self.follower.known is None and (not isinstance(value, Followed) or value.place is None):
+            raise self.follower.refused(_SharedInput(call))
 
     def kernel(self, outputs: Callable[[], tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
         found: tuple[Tensor, ...] = _Kernel.apply(self, outputs, *inputs)
@@ -134,7 +146,11 @@ def follow_engine(
     Returns:
         The path that was taken; `CannotFollow` is raised if records may meet.
     """
-    primes = _usable_primes(build().model, (inputs, target))
+    try:
+        model = build().model
+    except Exception as error:
+        raise CannotFollow(f"its layers cannot be listened to ({type(error).__name__}: {error})", None) from error
+    primes = _usable_primes(model, (inputs, target))
     paths = [_follow(build(), inputs, target, loss_fn, records, trial) for records in primes]
     difference = paths[0].difference(paths[1]) or paths[1].difference(paths[0])
     if difference is not None:
@@ -166,11 +182,14 @@ def _follow(
 ) -> Path:
     engine.follow()
     seen: dict[str, list[Any]] = {}
-    if isinstance(engine, OnePass) and engine.fallbacks:
+    if isinstance(engine, OnePass) and engine.runs_alone:
+        running: list[str] = []
         try:
-            trial(engine)
+            with _modules_named(engine, running):
+                trial(engine)
         except Exception as error:
-            raise CannotFollow(f"a module of it cannot run alone ({type(error).__name__})", None) from error
+            module = running[-1] if running else None
+            raise CannotFollow(f"a module cannot run record by record ({type(error).__name__}: {error})", module) from error
         seen = engine.seen_alone
     follower = Follower(records, places, device_of(engine.model), known)
     batch, targets = map_tensors(lambda leaf: follower.follow(leaf) if isinstance(leaf, Tensor) else leaf, (inputs, target))
@@ -178,7 +197,7 @@ def _follow(
         engine.witness = _Witness(follower, seen)
     stage = "model"
     try:
-        with _modules_named(engine, follower), follower.run():
+        with _modules_named(engine, follower.modules), follower.run():
             outputs = engine.forward(batch)
             _require_unchanged(engine, follower)
             if known is not None:
@@ -197,7 +216,8 @@ def _follow(
                 _require_front("a gradient", gradient, follower)
     except RecordsMeet as error:
         module = follower.refused_in[-1] if follower.refused_in and stage == "model" else None
-        raise CannotFollow(str(error), module, in_loss=stage == "loss") from None
+        shared = error.call if isinstance(error, _SharedInput) else None
+        raise CannotFollow(str(error), module, in_loss=stage == "loss", shared=shared) from None
     except Exception as error:  # asked for values, or does not run on such tensors: follow it no further
         module = follower.modules[-1] if follower.modules and stage == "model" else None
         said = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -229,17 +249,17 @@ def _require_front(what: str, tree: Any, follower: Follower) -> None:
 
 
 @contextmanager
-def _modules_named(engine: Engine, follower: Follower) -> Iterator[None]:
-    """Tell the follower in which module of the scratch copy it is."""
+def _modules_named(engine: Engine, running: list[str]) -> Iterator[None]:
+    """Write down which modules of the scratch copy are running."""
     names = {id(module): name for name, module in engine.scratch.named_modules()}
 
     def enter(module: nn.Module, _: Any) -> None:
         if id(module) in names:
-            follower.modules.append(names[id(module)])
+            running.append(names[id(module)])
 
     def leave(module: nn.Module, *_: Any) -> None:
-        if id(module) in names and follower.modules:
-            follower.modules.pop()
+        if id(module) in names and running:
+            running.pop()
 
     hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
     try:

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from apportion.curator.compatibility import copy_of
-from apportion.curator.sameness import identical, named_tensors
+from apportion.curator.sameness import identical
 from apportion.curator.tree import call_model
 from apportion.errors import ApportionError, InvalidArgument, UnsupportedModel
 
@@ -184,11 +184,15 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def synthetic_outputs(run: Callable[[Structure], Structure], model: nn.Module, inputs: Structure) -> list[torch.Tensor]:
-    """The tensors that `run` returns for synthetic records shaped like `inputs`, those that depend on parameters."""
-    with seeded(0, device_of(model)):
-        _, outputs = first_that_runs(run, batches("inputs", inputs, model), "The model", inputs)
-    return [tensor for _, tensor in named_tensors(outputs) if tensor.requires_grad]
+def runnable_batch(argument: str, model: nn.Module, example: Structure) -> tuple[Structure, Structure]:
+    """Synthetic records like `example` that `model` runs on, together and each alone; and its outputs for them together."""
+
+    def together_and_alone(records: Structure) -> Structure:
+        for record in range(RECORDS):
+            run(model, pick(records, [record]), seed=0)
+        return run(model, records, seed=0)
+
+    return first_that_runs(together_and_alone, batches(argument, example, model), "The model", example)
 
 
 def pick(batch: Structure, records: list[int]) -> Structure:

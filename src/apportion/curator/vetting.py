@@ -21,7 +21,7 @@ from apportion.curator.engine_choice import choose_engine, proved_path
 from apportion.curator.gradients.engine import Engine, EngineChoice, Mode, build_engine
 from apportion.curator.probe import probe_model
 from apportion.curator.proof import CannotFollow, require_same_path
-from apportion.curator.synthetic import first_that_runs, pairs
+from apportion.curator.synthetic import runnable_batch
 from apportion.curator.tree import batch_size, map_tensors, tensors_of
 from apportion.models.following import Path
 
@@ -99,10 +99,10 @@ class VettedShapes:
             return None
 
     def _same_path(self, record: Any, count: int, path: Path) -> bool:
-        pair = self._synthetic(record)
+        records = self._synthetic(record)
         try:
             require_same_path(
-                lambda: build_engine(copy_of(self.model), self._choice), record, count, path, lambda engine: engine.forward(pair[0])
+                lambda: build_engine(copy_of(self.model), self._choice), record, count, path, lambda engine: engine.forward(records)
             )
         except CannotFollow:
             return False
@@ -110,9 +110,7 @@ class VettedShapes:
 
     def _synthetic(self, record: Any) -> Any:
         """A few records of this shape on which the model runs."""
-        engine = build_engine(copy_of(self.model), "loop")
-        candidates = pairs(record, torch.zeros(()), self.model)
-        return first_that_runs(lambda pair: engine.forward(pair[0]), candidates, "The model", record)[0]
+        return runnable_batch("inputs", copy_of(self.model), record)[0]
 
     def _one_by_one(self) -> Engine:
         if self._alone is None:

@@ -13,6 +13,7 @@ from apportion.curator.gradients.forgetting import ModuleState
 from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.gradients.use import Mode
+from apportion.curator.gradients.witness import Call
 from apportion.models.following import Path
 
 
@@ -47,6 +48,7 @@ class EngineChoice:
     Args:
         mode: the engine.
         alone: modules that run one record after the other inside an engine that runs all others together.
+        shared: calls of layers on something that belongs to no record.
         losses_together: whether the losses of the records are evaluated together.
         reasons: a sentence for everything that is not run in the fastest way.
         path: on which records were followed through this engine (`proof.py`); `None` where they run alone.
@@ -54,6 +56,7 @@ class EngineChoice:
 
     mode: Mode
     alone: tuple[str, ...] = ()
+    shared: tuple[Call, ...] = ()
     losses_together: bool = True
     reasons: tuple[str, ...] = ()
     path: Path | None = field(default=None, compare=False, repr=False)
@@ -69,7 +72,7 @@ def build_engine(model: nn.Module, choice: Mode | EngineChoice) -> Engine:
         choice = EngineChoice(choice)
     if choice.mode == "vmap" or choice.mode == "loop":
         return ReferenceGradients(model, choice.mode)
-    return OnePass(model, choice.mode, choice.alone, choice.losses_together)
+    return OnePass(model, choice.mode, choice.alone, choice.shared, choice.losses_together)
 
 
 __all__ = ["Engine", "EngineChoice", "Mode", "build_engine"]

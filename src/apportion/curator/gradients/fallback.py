@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 def run_record_by_record(module: nn.Module, path: str, names: Mapping[str, str], engine: OnePass) -> None:
     """Replace the forward pass of `module`, a part of the scratch copy. `names` are its trained parameters, children included."""
-    original = type(module).forward
 
     def forward(*inputs: Any, **named: Any) -> Any:
         records = _records_in(module, path, (inputs, named))
@@ -50,13 +49,12 @@ def run_record_by_record(module: nn.Module, path: str, names: Mapping[str, str],
         engine.collect(WrittenOut(names, lambda _: {own: _gradient_of(copies[own]) for own in names}), copies.values())
         return outputs
 
-    bound = original.__get__(module)
+    bound = type(module).forward.__get__(module)
     module.forward = forward
 
 
 def run_one_after_the_other(module: nn.Module, path: str, names: Mapping[str, str], engine: OnePass) -> None:
     """Replace the forward pass of `module` by a loop over the records, each with a copy of the trained parameters of its own."""
-    original = type(module).forward
 
     def forward(*inputs: Any, **named: Any) -> Any:
         calls = engine.seen_alone.setdefault(path, [])
@@ -85,7 +83,7 @@ def run_one_after_the_other(module: nn.Module, path: str, names: Mapping[str, st
             engine.collect_alone(WrittenOut(names, rows), [value for one in copies for value in one.values()])
         return map_tensors(lambda *parts: torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0], *outputs)
 
-    bound = original.__get__(module)
+    bound = type(module).forward.__get__(module)
     module.forward = forward
 
 

@@ -88,7 +88,7 @@ class ModuleState:
                 (container.update if isinstance(container, (dict, set)) else container.extend)(content)
         with torch.no_grad():
             for tensor, room, values in self._tensors:
-                if tensor.data_ptr() != room.data_ptr() or tensor.shape != room.shape:
+                if _place(tensor) != _place(room) or tensor.shape != room.shape:
                     tensor.data = room
                 room.copy_(values)
 
@@ -119,4 +119,4 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)

@@ -14,6 +14,7 @@ records (`probe.py`).
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -27,7 +28,7 @@ from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.gradients.rounding import squared
 from apportion.curator.gradients.structure import Structure
 from apportion.curator.gradients.use import Mode, Use, added, chunks, full_precision, wide
-from apportion.curator.gradients.witness import Witness
+from apportion.curator.gradients.witness import Call, Witness
 from apportion.curator.tree import batch_size, call_arguments, map_tensors
 from apportion.errors import UnsupportedModel, WrongOrder
 
@@ -147,6 +148,8 @@ class OnePass:
         mode: which of the three ways. Copies of the layers' inputs are for models that overwrite them in place. Channels last is a
             layout of images and kernels in memory; some models take the usual one for granted, as `x.view(len(x), -1)` does.
         alone: modules whose records must not run together: they run one record after the other, while all others keep the fast path.
+        shared: calls of layers on something that belongs to no record, as embeddings of positions are: input and output get a row for each
+            record, so that the gradient of the output is that of single records.
         losses_together: whether the records' losses are evaluated under `vmap`, or one after the other.
     """
 
@@ -158,10 +161,12 @@ class OnePass:
         model: nn.Module,
         mode: Mode = "one-pass",
         alone: Collection[str] = (),
+        shared: Collection[Call] = (),
         losses_together: bool = True,
     ):
         self.model, self.mode = model, mode
-        self._run_alone, self._losses_together = frozenset(alone), losses_together
+        self._run_alone, self._shared, self._losses_together = frozenset(alone), frozenset(shared), losses_together
+        self._calls: Counter[str] = Counter()
         self.seen_alone: dict[str, list[Any]] = {}
         """What each call of a module that runs alone returned in the last forward pass: shapes and types of one record."""
         self._channels_last = mode == "one-pass, channels last"
@@ -191,12 +196,24 @@ class OnePass:
 
         def noted(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> Tensor:
             given = inputs[0] if inputs else named["input"]
+            call = path, self._calls[path]
+            self._calls[path] += 1
+            if call in self._shared:
+                given, output = self._for_each(given), self._for_each(output)
+            elif self.witness is not None:
+                self.witness.require_own_input(call, given)
             use = make(module, names, self.note(path, given))
             self._require_one_row_each(use, given)
             return self.watch(use, output)
 
         # First of the hooks: what a hook of the model's own makes of the output comes after the layer.
         module.register_forward_hook(noted, with_kwargs=True, prepend=True)
+
+    def _for_each(self, value: Tensor) -> Tensor:
+        """The same value for every record."""
+        assert self._records is not None
+        rows = value if value.shape[0] == 1 else value.unsqueeze(0)
+        return rows.expand(self._records, *rows.shape[1:])
 
     def note(self, path: str, value: Tensor, batch_dimension: int = 0) -> Tensor:
         """Keep an input for the backward pass, and see that nobody writes over it."""
@@ -252,7 +269,7 @@ class OnePass:
         """The model's outputs for a batch."""
         self._take_over()
         self._uses, self._noted, self._leaves, self._collected = [], [], [], []
-        self._records, self.seen_alone = batch_size(inputs), {}
+        self._records, self.seen_alone, self._calls = batch_size(inputs), {}, Counter()
         positional, named = call_arguments(map_tensors(channels_last, inputs) if self._channels_last else inputs)
         return self.scratch(*positional, **named)
 
@@ -276,6 +293,11 @@ class OnePass:
         records, self._records = self._records, None
         uses, self._uses, self._noted, self._collected, self._leaves = self._uses + self._collected, [], [], [], []
         return RecordGradients(uses, trained_parameters(self.model), records)
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether a module runs one record after the other."""
+        return bool(self._run_alone)
 
     def rows_left(self) -> list[Tensor]:
         """Where autograd leaves the gradients of modules without a rule, a row for each record."""

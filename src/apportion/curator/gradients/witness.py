@@ -8,8 +8,16 @@ from typing import Any, Protocol
 from torch import Tensor
 
 
+Call = tuple[str, int]
+"""A layer, and which of its calls in a forward pass."""
+
+
 class Witness(Protocol):
     """Looks on while an engine runs on tensors without values."""
+
+    def require_own_input(self, call: Call, value: Tensor) -> None:
+        """Raise if a layer is called with something that belongs to no record."""
+        ...
 
     def require_rows(self, what: str, value: Tensor, dimension: int) -> None:
         """Raise unless row i along `dimension` is made of record i alone, for every i, and nothing else is in it."""
