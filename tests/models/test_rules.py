@@ -422,3 +422,20 @@ def test_kernels_without_a_rule_are_refused():
     layer = nn.LSTM(4, 3, batch_first=True)
     with pytest.raises(RecordsMeet, match="not known"):
         followed(lambda x: layer(x)[0], [torch.zeros(B, 5, 4)])
+
+
+def test_weights_have_no_values_while_records_are_followed():
+    """A branch on a weight is taken one way at the beginning of a run and another way later."""
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.layer = nn.Parameter(torch.zeros(())), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.layer(x) if self.gate < 0.5 else self.layer(x - x.mean(0))
+
+    model, follower = Gated(), Follower(B, places, CPU)
+    follower.hide(model)
+    with pytest.raises(RecordsMeet, match="weights"), follower.run():
+        model(follower.follow(torch.zeros(4)))

@@ -275,7 +275,7 @@ class _Questions(TorchFunctionMode):
                 self._follower.path.looks_at_count = True  # Python hands on a plain number
             return found
         if function in _VALUES and isinstance(args[0], Followed):
-            raise self._follower.refused(RecordsMeet(function.__name__, "a value of a record is looked at"))
+            raise self._follower.refused(RecordsMeet(function.__name__, "a value is looked at that comes from records, weights or chance"))
         if function in (torch.nn.functional.one_hot, torch._C._nn.one_hot) and isinstance(args[0], Tensor):
             classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
             if classes > 0:  # torch looks at the values only to refuse those out of range
@@ -395,6 +395,18 @@ class Follower(TorchDispatchMode):
         """A tensor of this shape at this place."""
         return Followed(meta, place, self.device, numbers)
 
+    def hide(self, model: nn.Module) -> None:
+        """Put tensors without values in place of all parameters: weights move, so what is computed must not depend on what they are."""
+        hidden: dict[int, Followed] = {}
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    if id(parameter) not in hidden:
+                        hidden[id(parameter)] = self.wrap(_without_values(parameter.detach()), None)
+                        hidden[id(parameter)].requires_grad_(parameter.requires_grad)
+                        hidden[id(parameter)]._is_param = True  # so that it is an nn.Parameter for those who ask
+                    module._parameters[name] = hidden[id(parameter)]  # type: ignore[assignment]
+
     def refused(self, error: RecordsMeet) -> RecordsMeet:
         """Remember the first refusal, so that a model cannot catch it and go on otherwise."""
         if self.refusal is None:
@@ -478,7 +490,7 @@ class Follower(TorchDispatchMode):
             for leaf in tree_leaves(value):
                 if not isinstance(leaf, Tensor):
                     (sizes if argument.name in _sizes_of(operation) else numbers).append(leaf)
-                elif not isinstance(leaf, (Followed, nn.Parameter)) and leaf not in self._computed:
+                elif not isinstance(leaf, Followed) and leaf not in self._computed:
                     # Numbers come as tensors too. What the path itself has computed need not be compared again.
                     numbers.append(_digest(leaf))
         return Operation(str(operation), tuple(numbers), tuple(sizes), followed=False)

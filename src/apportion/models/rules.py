@@ -56,9 +56,11 @@ def places(operation: Any, args: Any, kwargs: Any, follower: Follower) -> Any:
     if name == "_linalg_check_errors":
         return None  # raises for a matrix that has no inverse, and nothing else
     if name in ("_local_scalar_dense", "is_nonzero", "equal", "item"):
-        raise RecordsMeet(name, "a value of a record is looked at")
+        raise RecordsMeet(name, "a value is looked at that comes from records, weights or chance")
     if any(one.place == PICKED for one in followed):
         raise RecordsMeet(name, "one record is picked out of the batch by its place")
+    if all(one.place is None for one in followed) and not (name in ("expand", "repeat") and _multiples(args[1], follower)):
+        return _of_nobody(operation, args, kwargs, follower)
     given = _bound(operation, args, kwargs)
     if any(one.numbers for one in followed) and name not in _KEEP_NUMBERS:
         raise RecordsMeet(name, "the number of a record in its batch is computed with, so that its place in the batch counts")
@@ -78,6 +80,16 @@ def places(operation: Any, args: Any, kwargs: Any, follower: Follower) -> Any:
             raise RecordsMeet(name, "records are written to places of other records")
     numbers = _keeps_numbers(name, followed)
     return _wrapped(follower, follower.shapes(operation, args, kwargs), found, written, operation, numbers)
+
+
+def _of_nobody(operation: Any, args: Any, kwargs: Any, follower: Follower) -> Any:
+    """Weights and random numbers belong to no record, whatever is done to them; but they move, so that nobody may look at them."""
+    written = written_to(operation, args, kwargs)
+    if any(not isinstance(target, Followed) for target in written):
+        raise RecordsMeet(str(operation), "weights or random numbers are written into a tensor that outlives the forward pass")
+    if torch.Tag.inplace_view in operation.tags:
+        return follower.turned(operation, args, kwargs, written[0], None)
+    return _wrapped(follower, follower.shapes(operation, args, kwargs), None, written, operation)
 
 
 def _taken_apart(name: str, operation: Any, args: Any, kwargs: Any, follower: Follower) -> Any:
@@ -166,7 +178,7 @@ def _factory(operation: Any, name: str, args: Any, kwargs: Any, follower: Follow
     like = next((leaf for leaf in tree_leaves(args) if isinstance(leaf, Followed)), None)
     meta = follower.shapes(operation, args, kwargs)
     if like is not None and (name.endswith("_like") or name in _RANDOM):
-        return follower.wrap(meta, like.place)
+        return follower.wrap(meta, _aligned(_tensors((args, kwargs)), follower, name))
     dims = _multiples(meta.shape, follower)
     if len(dims) == 1:
         return follower.wrap(meta, Place(dims[0], 1 if meta.shape[dims[0]] == follower.records else ANY))
@@ -263,14 +275,17 @@ def _loss(given: Arguments, follower: Follower, name: str) -> Places:
 
 @rule("clone", "detach", "alias", "_to_copy", "contiguous", "lift", "lift_fresh", "lift_fresh_copy", "fill", "zero", "_conj")
 @rule("bernoulli", "normal", "uniform", "exponential", "log_normal", "cauchy", "geometric", "random", "nan_to_num", "_neg_view")
-@rule("resolve_conj", "resolve_neg", "real", "imag", "set_requires_grad", "_efficientzerotensor", "triu", "tril")
+@rule("resolve_conj", "resolve_neg", "real", "imag", "set_requires_grad", "_efficientzerotensor")
 def _same(given: Arguments, follower: Follower, name: str) -> Places:
-    first = next(iter(given.values()))
-    if name in ("triu", "tril") and _place(first) is not None and _place(first).dim >= len(_shape(first)) - 2:  # type: ignore[union-attr]
+    return _aligned(_tensors(given), follower, name)
+
+
+@rule("triu", "tril")
+def _triangle(given: Arguments, follower: Follower, name: str) -> Places:
+    place = _place(given["self"])
+    if place is not None and place.dim >= len(_shape(given["self"])) - 2:
         raise _refuse(name, "it treats records differently by their place")
-    if name == "fill" and isinstance(given.get("value"), Followed):
-        return _aligned(_tensors(given), follower, name)
-    return _place(first)
+    return place
 
 
 @rule("view_as_real", "view_as_complex")
@@ -573,7 +588,7 @@ def _reduction(given: Arguments, follower: Follower, name: str) -> Places:
 
 
 @rule("_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "_cummax_helper", "sort", "argsort", "topk")
-@rule("_softmax_backward_data", "_log_softmax_backward_data", "_safe_softmax", "renorm")
+@rule("_softmax_backward_data", "_log_softmax_backward_data", "_safe_softmax")
 def _along(given: Arguments, follower: Follower, name: str) -> Places:
     value = given.get("self", given.get("grad_output"))
     assert isinstance(value, Tensor)

@@ -268,6 +268,10 @@ class OnePass:
     def forward(self, inputs: Any) -> Any:
         """The model's outputs for a batch."""
         self._take_over()
+        return self.run(inputs)
+
+    def run(self, inputs: Any) -> Any:
+        """The outputs of the scratch copy as it is."""
         self._uses, self._noted, self._leaves, self._collected = [], [], [], []
         self._records, self.seen_alone, self._calls = batch_size(inputs), {}, Counter()
         positional, named = call_arguments(map_tensors(channels_last, inputs) if self._channels_last else inputs)
