@@ -1,6 +1,7 @@
 """The curator end to end: what is charged, drawn, clipped, noised and divided, and in which order."""
 
 import copy
+import signal
 
 import pytest
 import torch
@@ -350,7 +351,7 @@ def test_a_draw_is_walked_and_released_once(model, records, books):
 
 def test_a_crash_after_the_coins_burns_the_charge(model, records, books):
     def interrupted(outputs, targets):
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     held = curator(model, records, books)
     with pytest.raises(KeyboardInterrupt):

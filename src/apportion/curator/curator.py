@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from apportion import validate
 from apportion.curator import mechanisms
 from apportion.curator.clipping import Gradients, Rows, clipped_sums, group_names
+from apportion.curator.foreign_code import contained, signals_watched
 from apportion.curator.gradients.engine import Engine, Mode
 from apportion.curator.gradients.forgetting import Forgetful
 from apportion.curator.gradients.losses import ForeignParameter, LossFunction
@@ -258,15 +259,15 @@ class Curator:
                 self._loss = Forgetful(loss_fn)
             loss_fn = self._loss
         draw = self.open(request)
-        for batch in draw.micro_batches():
-            with draw.secret_dropout(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a warning may be caused by one record, and is output
-                try:
-                    draw.add(self._gradients(batch, loss_fn))
-                except (SumLost, ForeignParameter):  # neither is about a record; a MemoryError may be
-                    raise
-                except Exception:
-                    self._add_one_by_one(draw, batch, loss_fn)
+        with signals_watched():
+            for batch in draw.micro_batches():
+                with draw.secret_dropout(), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # a warning may be caused by one record, and is output
+                    # neither of the two is about a record; a MemoryError may be
+                    with contained(SumLost, ForeignParameter) as together:
+                        draw.add(self._gradients(batch, loss_fn))
+                    if together.failure:
+                        self._add_one_by_one(draw, batch, loss_fn)
         return draw.release()
 
     def _gradients(self, batch: Batch, loss_fn: LossFunction) -> Gradients | Rows:
@@ -279,7 +280,7 @@ class Curator:
     def _add_one_by_one(self, draw: Draw, batch: Batch, loss_fn: LossFunction) -> None:
         """The records of a batch that failed as a whole; those that fail alone contribute nothing, whatever the failure is called."""
         for i in range(batch_size(batch)):
-            with suppress(Exception):
+            with contained():
                 draw.add(self._gradients(map_tensors(lambda tensor, i=i: tensor[i : i + 1], batch), loss_fn))
 
     def _require_all_parameters(self, request: Request) -> None:

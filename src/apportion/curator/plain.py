@@ -30,17 +30,24 @@ def plain_view(value: Any) -> Tensor:
             return torch.from_numpy(_native(value))
     tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
     with torch._C.DisableTorchFunctionSubclass():
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
-            raise TypeError("only dense tensors that hold numbers can be stacked")
+        _require_dense(tensor)
         return tensor.detach().as_subclass(Tensor).resolve_conj().resolve_neg()
 
 
 def plain_copy(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """`value` in a dense tensor with memory of its own."""
-    if isinstance(value, Tensor | np.ndarray):
-        view = plain_view(value)
-        return torch.empty(view.shape, dtype=dtype, device=device).copy_(view)
-    return torch.tensor(value, dtype=dtype, device=device)  # copies, also a list
+    if isinstance(value, np.ndarray):
+        value = plain_view(value)
+    if not isinstance(value, Tensor):
+        return torch.tensor(value, dtype=dtype, device=device)  # a copy, also of a list
+    with torch._C.DisableTorchFunctionSubclass():
+        _require_dense(value)
+        return torch.empty(value.shape, dtype=dtype, device=device).copy_(value.detach())
+
+
+def _require_dense(tensor: Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+        raise TypeError("only dense tensors that hold numbers can be stacked")
 
 
 def share_memory(items: Sequence[Any]) -> bool:
