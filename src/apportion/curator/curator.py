@@ -41,7 +41,7 @@ from apportion.curator.sampling import poisson_draw
 from apportion.curator.sizes import bytes_of
 from apportion.curator.tree import batch_size, map_tensors
 from apportion.errors import InvalidArgument, WrongOrder
-from apportion.request import Event, Release, Released, Request, Statistic
+from apportion.request import FLOAT32_HEADROOM, KINDS, Event, Release, Released, Request, Statistic
 
 
 class Charges(Protocol):
@@ -238,6 +238,7 @@ class Curator:
 
     def open(self, request: Request) -> Draw:
         """Charge `request`, then toss its coins. For loops that compute the gradients themselves."""
+        _require_priced_as_executed(request)
         self._require_all_parameters(request)
         self._engine.follow()
         size = self._execution.physical_batch(request.expected_batch_size)
@@ -299,3 +300,30 @@ class Curator:
         for release in request.sums:
             if release.frame is not None:
                 release.frame.require_usable({name: trained[name].shape for name in release.frame.scale})
+
+
+def _require_priced_as_executed(request: Request) -> None:
+    """The request comes from a strategy, which may be a person's own: its sensitivity must be that of what is done here."""
+    if type(request) is not Request or not all(type(release) in KINDS for release in request.releases):
+        raise InvalidArgument(
+            "request",
+            validate.shown(request),
+            "it is, or holds, a subclass of what the curator executes, and would be priced by its own claim",
+            "Use Request, ClippedSum, UnclippedCount and NormSum themselves",
+        )
+    for release in request.sums:
+        if not release.headroom >= FLOAT32_HEADROOM:
+            raise InvalidArgument(
+                "headroom",
+                release.headroom,
+                f"norms and sums are rounded to float32, and the noise must pay for it: at least {FLOAT32_HEADROOM:g}",
+                "Leave it out",
+            )
+        frame = release.frame
+        if frame is not None and not all(type(t) is Tensor for t in (*frame.centre.values(), *frame.scale.values())):
+            raise InvalidArgument(
+                "frame",
+                release.parameters,
+                "it holds tensors of a class with arithmetic of its own",
+                "Use plain tensors",
+            )
