@@ -7,6 +7,7 @@ model(x), model(*x) or model(**x).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sized
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -59,14 +60,17 @@ class Records:
         """End the worker processes, if there are any."""
 
     def _readable(self, members: NDArray[np.int64]) -> list[Batch]:
-        """The batch of these records; if it cannot be put together, each record that can be read, alone."""
-        with contained(MemoryError):
+        """The batch of these records; if it cannot be put together, each that can be read, alone. No code of a person runs here."""
+        try:
             return [self.batch(members)]
-        alone = []
-        for member in members:
-            with contained():
-                alone.append(self.batch(np.array([member])))
-        return alone
+        except MemoryError:
+            raise
+        except Exception:
+            alone = []
+            for member in members:
+                with suppress(Exception):
+                    alone.append(self.batch(np.array([member])))
+            return alone
 
 
 class DatasetRecords(Records):
