@@ -83,8 +83,14 @@ def test_weights_that_stay_behind_are_found(monkeypatch, mode, loss):
 @pytest.mark.parametrize("mode", ["one-pass", "one-pass, copying inputs", "vmap", "loop"])
 @pytest.mark.parametrize(
     "model",
-    [lambda: nn.Linear(4, 2), lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), PartlyUnused, Noisy],
-    ids=["linear", "deep", "partly unused", "noisy"],
+    [
+        lambda: nn.Linear(4, 2),
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)),
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2), nn.Flatten()),
+        PartlyUnused,
+        Noisy,
+    ],
+    ids=["linear", "deep", "rounding alone", "partly unused", "noisy"],
 )
 def test_ordinary_models_pass(model, mode, loss):
     required(model(), mode, loss)
