@@ -62,8 +62,8 @@ def require_live_gradients(
     if different and not _different(other, plain):  # where something random is left, they always are
         raise UnsupportedModel(
             f"The gradients of single records for {', '.join(different)} are not those of an ordinary backward pass, once weights have "
-            "moved. Something runs layers again in the backward pass with other weights, as torch.utils.checkpoint may do, or keeps a copy of "
-            "them. Leave it out: micro-batches bound memory."
+            "moved. Something runs layers again in the backward pass with other weights, as torch.utils.checkpoint may do, or keeps a "
+            "copy of them. Leave it out: micro-batches bound memory."
         )
 
 
