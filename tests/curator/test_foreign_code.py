@@ -70,6 +70,15 @@ def asked(model, data, books, loss=cross_entropy, *, mode="loop", workers=0):
     return torch.cat([part.flatten().double() for part in released.gradient.values()])
 
 
+@contextlib.contextmanager
+def nothing_escapes():
+    """What does would end the tests as well."""
+    try:
+        yield
+    except BaseException as error:
+        raise AssertionError(f"{type(error).__name__} ended the run") from error
+
+
 # --- the exceptions of a record ---------------------------------------------------------------------------------------------
 
 
@@ -98,7 +107,8 @@ class ReadsMany(Reads):
 )
 def test_reading(books, model, records, kind, error, workers):
     inputs, targets = marked(records)
-    found = asked(model, kind(list(zip(inputs, targets, strict=True)), error), books, workers=workers)
+    with nothing_escapes():
+        found = asked(model, kind(list(zip(inputs, targets, strict=True)), error), books, workers=workers)
     expected = asked(model, (inputs[:-1], targets[:-1]), books)
     torch.testing.assert_close(found, expected)
 
@@ -119,7 +129,8 @@ class Forward(nn.Module):
 def test_forward(books, records, mode, error):
     torch.manual_seed(0)
     model, (inputs, targets) = Forward(error), marked(records)
-    found = asked(model, (inputs, targets), books, mode=mode)
+    with nothing_escapes():
+        found = asked(model, (inputs, targets), books, mode=mode)
     torch.testing.assert_close(found, asked(model, (inputs[:-1], targets[:-1]), books, mode=mode))
 
 
@@ -133,9 +144,9 @@ def test_loss(books, model, records, error):
     inputs, targets = records
     odd = targets.clone()
     odd[-1] = 7
-    torch.testing.assert_close(
-        asked(model, (inputs, odd), books, loss), asked(model, (inputs[:-1], targets[:-1]), books)
-    )
+    with nothing_escapes():
+        found = asked(model, (inputs, odd), books, loss)
+    torch.testing.assert_close(found, asked(model, (inputs[:-1], targets[:-1]), books))
 
 
 def raising(error):
@@ -188,7 +199,8 @@ class Backward(nn.Module):
 def test_backward(books, records, mode, hook, error):
     torch.manual_seed(0)
     model, (inputs, targets) = Backward(error, hook=hook), marked(records)
-    found = asked(model, (inputs, targets), books, mode=mode)
+    with nothing_escapes():
+        found = asked(model, (inputs, targets), books, mode=mode)
     torch.testing.assert_close(found, asked(model, (inputs[:-1], targets[:-1]), books, mode=mode))
 
 
@@ -309,7 +321,7 @@ def test_a_signal_that_raises_nothing_changes_nothing(books, model, records):
 
 
 def test_an_earlier_interrupt_that_was_caught_is_over():
-    with signals_watched():
+    with nothing_escapes(), signals_watched():
         with contained(), contextlib.suppress(KeyboardInterrupt):
             interrupt()
         with contained() as later:
@@ -340,14 +352,19 @@ def test_blocks_within_blocks_put_handlers_back_once():
 
 
 def test_a_handler_that_somebody_replaced_meanwhile_stays():
-    def mine(number, frame):
+    def first(number, frame):
         pass
 
-    before = signal.getsignal(signal.SIGUSR2)
-    with signals_watched():
-        signal.signal(signal.SIGUSR2, mine)
-    assert signal.getsignal(signal.SIGUSR2) is mine
-    signal.signal(signal.SIGUSR2, before)
+    def second(number, frame):
+        pass
+
+    before = signal.signal(signal.SIGUSR2, first)
+    try:
+        with signals_watched():
+            signal.signal(signal.SIGUSR2, second)
+        assert signal.getsignal(signal.SIGUSR2) is second
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_a_generator_that_is_closed_ends(records):
