@@ -10,6 +10,9 @@ s_j on every coordinate. Divide each release by its s_j: one record then moves t
 rate q it is dominated by the subsampled Gaussian (q, z). A request fixes z and gives every release a *share* w_j of it,
 s_j = z·Δ_j/√w_j with Σ_j w_j = 1, which makes the sum above exactly 1/z² for any thresholds: thresholds may follow released
 values, the multiplier may not.
+
+The types here are final. A strategy of one's own may ask for any of them, but not for a subclass, whose sensitivity or price would be
+its own claim: `Request` and the curator look at the exact type. Numbers become plain floats, and a frame copies its tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from apportion import validate
 from apportion.errors import InvalidArgument
@@ -25,11 +28,13 @@ from apportion.errors import InvalidArgument
 if TYPE_CHECKING:
     from torch import Tensor
 
-_FRAME_RANGE = (1e-30, 1e30)
+_RANGE = (1e-30, 1e30)
+"""Of thresholds and frames: well inside of what float32 holds with all its digits, also after a headroom, a share and a multiplier."""
 FLOAT32_HEADROOM = 1e-4
 """How far rounding may push a clipped record beyond its threshold, relatively. Tests measure the real excess (about 1e-6)."""
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Event:
     """What the accountant sees of a request: a Poisson-subsampled Gaussian with rate q and noise multiplier z."""
@@ -51,17 +56,21 @@ class Event:
         return other.sample_rate <= self.sample_rate and other.noise_multiplier >= self.noise_multiplier
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class Frame:
     """Coordinates in which a gradient is clipped: g becomes (g − m)/b, and the noisy answer w̃ becomes b·w̃ + m again.
 
     Args:
-        centre: m, by parameter. Public: chosen from released values or declared.
+        centre: m, by parameter. Public: chosen from released values or declared. Copied, as is the scale.
         scale: b > 0, by parameter.
     """
 
     centre: Mapping[str, Tensor]
     scale: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        validate.store(self, centre=_copied(self.centre), scale=_copied(self.scale))
 
     def restored(self, name: str, value: Tensor) -> Tensor:
         """b·w̃ + m."""
@@ -71,11 +80,9 @@ class Frame:
         """Refuse a frame that a record could make visible: 0·∞ in an empty place is NaN, and an empty batch has no such place."""
         for name, shape in shapes.items():
             centre, scale = self.centre[name], self.scale[name]
-            usable = bool((centre.abs() < _FRAME_RANGE[1]).all() and (scale > _FRAME_RANGE[0]).all())
+            usable = bool((centre.abs() < _RANGE[1]).all() and (scale > _RANGE[0]).all())
             if not (
-                usable
-                and bool((scale < _FRAME_RANGE[1]).all())
-                and tuple(centre.shape) == tuple(scale.shape) == tuple(shape)
+                usable and bool((scale < _RANGE[1]).all()) and tuple(centre.shape) == tuple(scale.shape) == tuple(shape)
             ):
                 raise InvalidArgument(
                     "frame",
@@ -94,6 +101,7 @@ class Frame:
     __hash__ = None  # type: ignore[assignment]
 
 
+@final
 @dataclass(frozen=True)
 class ClippedSum:
     """Release Σ_i g_i·min(1, C/‖g_i‖) over a group of parameters, where g_i is record i's gradient on that group.
@@ -119,9 +127,7 @@ class ClippedSum:
     def __post_init__(self) -> None:
         validate.store(
             self,
-            threshold=validate.positive(
-                "threshold", self.threshold, "it bounds what one record can do", "Try threshold=1.0"
-            ),
+            threshold=_bound("threshold", self.threshold, "it bounds what one record can do"),
             share=_share(self.share),
             headroom=validate.non_negative("headroom", self.headroom, "it is a relative rounding error", "Try 1e-4"),
         )
@@ -134,6 +140,8 @@ class ClippedSum:
                 )
                 raise InvalidArgument("stabiliser", self.stabiliser, reason, fix)
         _check_names(self.parameters)
+        if self.frame is not None and type(self.frame) is not Frame:
+            raise InvalidArgument("frame", validate.shown(self.frame), "it is not a Frame", "Pass a Frame, or None")
         framed = set() if self.frame is None else {*self.frame.scale, *self.frame.centre}
         if self.frame is not None and not framed == set(self.parameters or ()) == set(self.frame.scale):
             raise InvalidArgument(
@@ -148,6 +156,7 @@ class ClippedSum:
         return self.threshold * (1 + self.headroom)
 
 
+@final
 @dataclass(frozen=True)
 class UnclippedCount:
     """Release Σ_i (b_i − ½) over the gradients of a group: how many are not clipped, less half of all.
@@ -173,7 +182,7 @@ class UnclippedCount:
         reason = "norms are compared with it"
         validate.store(
             self,
-            threshold=validate.positive("threshold", self.threshold, reason, "Try threshold=1.0"),
+            threshold=_bound("threshold", self.threshold, reason),
             share=_share(self.share),
         )
         _check_names(self.parameters)
@@ -183,6 +192,7 @@ class UnclippedCount:
         return 0.5
 
 
+@final
 @dataclass(frozen=True)
 class NormSum:
     """Release Σ_i min(‖g_i‖, c) over the gradients of a group.
@@ -200,9 +210,7 @@ class NormSum:
 
     def __post_init__(self) -> None:
         reason = "it bounds what one record can add"
-        validate.store(
-            self, bound=validate.positive("bound", self.bound, reason, "Try bound=1.0"), share=_share(self.share)
-        )
+        validate.store(self, bound=_bound("bound", self.bound, reason), share=_share(self.share))
         _check_names(self.parameters)
 
     @property
@@ -215,13 +223,36 @@ Statistic = UnclippedCount | NormSum
 
 Release = ClippedSum | Statistic
 
+KINDS = (ClippedSum, UnclippedCount, NormSum)
+"""The releases there are. Compared with `type(...)`: a subclass could claim another sensitivity than the one that is executed."""
+
+
+def _bound(argument: str, value: float, reason: str) -> float:
+    number = validate.positive(argument, value, reason, f"Try {argument}=1.0")
+    if not _RANGE[0] <= number <= _RANGE[1]:
+        why = f"it lies outside of {_RANGE[0]:g} to {_RANGE[1]:g}, where rounding could exceed the headroom"
+        raise InvalidArgument(argument, number, why, f"Try {argument}=1.0")
+    return number
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    try:
+        copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    except AttributeError:
+        copies = {}
+    if not copies or not all(type(name) is str for name in copies):
+        raise InvalidArgument(
+            "frame", type(tensors).__name__, "it needs tensors by the name of their parameter", "Pass two dicts"
+        )
+    return copies
+
 
 def _share(value: float) -> float:
     return validate.probability("share", value, "it is a part of the request's budget", "Shares add up to 1")
 
 
 def _check_names(names: object) -> None:
-    if names is not None and not (isinstance(names, tuple) and names and all(isinstance(n, str) for n in names)):
+    if names is not None and not (type(names) is tuple and names and all(type(name) is str for name in names)):
         raise InvalidArgument(
             "parameters",
             validate.shown(names),
@@ -230,6 +261,7 @@ def _check_names(names: object) -> None:
         )
 
 
+@final
 @dataclass(frozen=True)
 class Request:
     """Everything that is asked of one Poisson batch.
@@ -261,9 +293,12 @@ class Request:
             noise_multiplier=event.noise_multiplier,
             expected_batch_size=size,
         )
-        if not isinstance(self.releases, tuple) or not all(isinstance(one, Release) for one in self.releases):
+        if type(self.releases) is not tuple or not all(type(one) in KINDS for one in self.releases):
             raise InvalidArgument(
-                "releases", validate.shown(self.releases), "it is not a tuple of releases", "Pass (ClippedSum(1.0),)"
+                "releases",
+                validate.shown(self.releases),
+                "it is not a tuple of releases; a subclass of one would be priced by its own claim",
+                "Pass (ClippedSum(1.0),)",
             )
         total = math.fsum(release.share for release in self.releases)
         if not self.sums or not math.isclose(total, 1.0, rel_tol=1e-9):
@@ -308,6 +343,7 @@ class Request:
         return self.noise_multiplier * release.sensitivity / math.sqrt(release.share)
 
 
+@final
 @dataclass(frozen=True)
 class Released:
     """The noisy answer to a request. Safe to look at, to log and to publish.

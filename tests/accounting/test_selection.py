@@ -4,10 +4,15 @@ import math
 
 import pytest
 
+from apportion.accounting import selection
 from apportion.accounting.renyi import RenyiAccountant
-from apportion.accounting.selection import selection_epsilon
 from apportion.errors import InvalidArgument
 from apportion.request import Event
+
+
+def selection_epsilon(events, delta, *, score="public", **settings):
+    return selection.selection_epsilon(events, delta, score=score, **settings)
+
 
 RUN, DELTA = {Event(256 / 60_000, 1.24): 5_000}, 1 / 600_000
 
@@ -61,3 +66,22 @@ def test_nothing_costs_nothing():
 def test_bad_input(arguments, words):
     with pytest.raises(InvalidArgument, match=words):
         selection_epsilon(RUN, DELTA, **arguments)
+
+
+@pytest.mark.parametrize("score", ["private", "accuracy on the private data", "held-out", "", None, 0.9, ["public"]])
+def test_an_exact_score_on_private_records_has_no_price(score):
+    """One record could decide which model is published, whatever the noise in each of them."""
+    with pytest.raises(InvalidArgument, match=r"score=.*private records has no price.*among the events"):
+        selection_epsilon(RUN, DELTA, expected_runs=3, score=score)
+
+
+def test_where_the_score_comes_from_must_be_said():
+    with pytest.raises(TypeError, match="score"):
+        selection.selection_epsilon(RUN, DELTA, expected_runs=3)
+
+
+def test_a_released_score_costs_what_its_draws_cost():
+    without = selection_epsilon(RUN, DELTA, expected_runs=3, score="public")
+    assert selection_epsilon(RUN, DELTA, expected_runs=3, score="released") == without
+    judged = {**RUN, Event(1.0, 20.0): 1}
+    assert selection_epsilon(judged, DELTA, expected_runs=3, score="released") > without

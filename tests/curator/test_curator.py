@@ -1,6 +1,7 @@
 """The curator end to end: what is charged, drawn, clipped, noised and divided, and in which order."""
 
 import copy
+import signal
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records, as_records
 from apportion.errors import BudgetExhausted, InvalidArgument, UnsupportedModel, WrongOrder
-from apportion.request import ClippedSum, Event, Request, UnclippedCount
+from apportion.request import FLOAT32_HEADROOM, ClippedSum, Event, Frame, Request, UnclippedCount
 
 MODES = ("one-pass", "one-pass, channels last", "vmap")
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
@@ -70,7 +71,7 @@ class Wide(nn.Module):
 def empty_step_noise(books, threshold, multiplier, share=1.0):
     """The noise alone: at a rate of one in a quintillion no record is drawn."""
     data = (torch.zeros(3, 400), torch.zeros(3, dtype=torch.long))
-    asked = request(rate=1e-18, multiplier=multiplier, size=8.0, releases=(ClippedSum(threshold, headroom=0.0),))
+    asked = request(rate=1e-18, multiplier=multiplier, size=8.0, releases=(ClippedSum(threshold),))
     return answer(Wide(), data, books, asked)["layer.weight"].flatten().double().numpy() * 8.0
 
 
@@ -113,8 +114,8 @@ def test_groups_get_the_noise_of_their_own_threshold_and_share(books):
             return self.left(x) + self.right(x)
 
     releases = (
-        ClippedSum(0.5, ("left.weight",), 0.2, headroom=0.0),
-        ClippedSum(2.0, ("right.weight",), 0.8, headroom=0.0),
+        ClippedSum(0.5, ("left.weight",), 0.2),
+        ClippedSum(2.0, ("right.weight",), 0.8),
     )
     data = (torch.zeros(2, 300), torch.zeros(2, dtype=torch.long))
     gradient = answer(Two(), data, books, request(rate=1e-18, multiplier=1.5, size=1.0, releases=releases))
@@ -350,7 +351,7 @@ def test_a_draw_is_walked_and_released_once(model, records, books):
 
 def test_a_crash_after_the_coins_burns_the_charge(model, records, books):
     def interrupted(outputs, targets):
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     held = curator(model, records, books)
     with pytest.raises(KeyboardInterrupt):
@@ -469,3 +470,65 @@ def test_frozen_parameters_are_neither_released_nor_clipped(model, records, book
 
 def test_the_answer_has_the_type_of_the_parameter(model, records, books):
     assert answer(model, records, books, request())["0.weight"].dtype == torch.float32
+
+
+class Cheaper(Request):
+    """Charged for less than what is executed."""
+
+    def event(self):
+        return Event(self.sample_rate, 10 * self.noise_multiplier)
+
+
+class Unchecked(Request):
+    """Takes whatever it is given."""
+
+    def __post_init__(self):
+        pass
+
+
+class Louder(ClippedSum):
+    @property
+    def sensitivity(self):
+        return 1e-3
+
+
+class Lookalike(torch.Tensor):
+    """A tensor with arithmetic of its own."""
+
+
+def smuggled(release):
+    """A request whose releases were exchanged after it was checked."""
+    asked = request()
+    object.__setattr__(asked, "releases", (release,))
+    return asked
+
+
+def framed(kind):
+    shapes = {"0.weight": (3, 4), "0.bias": (3,), "2.weight": (2, 3), "2.bias": (2,)}
+    scale = {name: torch.ones(shape).as_subclass(kind) for name, shape in shapes.items()}
+    frame = Frame({name: torch.zeros(shape) for name, shape in shapes.items()}, scale)
+    return request(releases=(ClippedSum(1.0, NAMES, frame=frame),))
+
+
+UNPRICED = {
+    "another price": lambda: Cheaper(1.0, 1.0, 40.0, (ClippedSum(0.3),)),
+    "unchecked": lambda: Unchecked(1.0, 1.0, 40.0, (ClippedSum(0.3),)),
+    "another sensitivity": lambda: smuggled(Louder(0.3)),
+    "no headroom": lambda: request(releases=(ClippedSum(0.3, headroom=0.0),)),
+    "too little headroom": lambda: request(releases=(ClippedSum(0.3, headroom=0.99 * FLOAT32_HEADROOM),)),
+    "other arithmetic": lambda: framed(Lookalike),
+}
+
+
+@pytest.mark.parametrize("kind", UNPRICED)
+def test_what_would_not_be_executed_as_it_is_priced_is_refused_before_the_charge(model, records, books, kind):
+    with pytest.raises(InvalidArgument, match=r"request=|releases=|headroom=|frame="):
+        answer(model, records, books, UNPRICED[kind]())
+    assert books.events == []
+
+
+@pytest.mark.parametrize("headroom", [FLOAT32_HEADROOM, 0.01, 1.0])
+def test_more_headroom_may_be_declared(model, records, books, headroom):
+    answer(model, records, books, request(releases=(ClippedSum(0.3, headroom=headroom),)))
+    answer(model, records, books, framed(torch.Tensor))
+    assert len(books.events) == 2

@@ -75,7 +75,7 @@ class Books:
 def released_noise(randomness, steps=1, threshold=2.0, multiplier=1.5):
     """The noise of `steps` requests in a row, one dict of arrays each: at this rate no record is ever drawn."""
     curator = Curator(as_records(DATA), ReferenceGradients(Twins(), "vmap"), Books(), randomness)
-    request = Request(1e-18, multiplier, 4.0, (ClippedSum(threshold, headroom=0.0),))
+    request = Request(1e-18, multiplier, 4.0, (ClippedSum(threshold),))
     answers = [curator.answer(request, cross_entropy).gradient for _ in range(steps)]
     return [{name: 4.0 * value.flatten().double().numpy() for name, value in answer.items()} for answer in answers]
 

@@ -1,8 +1,21 @@
+import time
+import warnings
+
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
+from apportion.curator.randomness import Stream
 from apportion.curator.records import DatasetRecords, as_records
 from apportion.errors import InvalidArgument
 
@@ -28,7 +41,7 @@ class Words(Pairs):
         return "words", 0
 
 
-class Stream(IterableDataset):
+class Endless(IterableDataset):
     def __iter__(self):
         return iter([])
 
@@ -58,9 +71,9 @@ def test_dicts_and_tuples_of_inputs():
 
 EVERYONE = np.arange(3)
 SUBSETS = {
-    "list": [5, 0, 5],
-    "array": np.array([5, 0, 5], dtype=np.uint8),
-    "tensor": torch.tensor([5, 0, 5]),
+    "list": [5, 0, 3],
+    "array": np.array([5, 0, 3], dtype=np.uint8),
+    "tensor": torch.tensor([5, 0, 3]),
     "range": range(1, 6, 2),
 }
 
@@ -113,7 +126,7 @@ def test_the_example_holds_no_value_of_a_record():
             "WeightedRandomSampler",
         ),
         (DataLoader(TensorDataset(INPUTS, TARGETS), batch_size=3), "its own sampling"),
-        (Stream(), "indexed"),
+        (Endless(), "indexed"),
         ((INPUTS, TARGETS[:4]), "same, positive number of rows"),
         ((INPUTS[:0], TARGETS[:0]), "same, positive number of rows"),
         (TensorDataset(INPUTS), "pair"),
@@ -125,5 +138,286 @@ def test_the_example_holds_no_value_of_a_record():
     ],
 )
 def test_what_has_its_own_sampling_or_no_records_is_refused(data, words):
+    with pytest.raises(InvalidArgument, match=words):
+        as_records(data)
+
+
+# --- odd items: each is its own affair ------------------------------------------------------------------------------------
+
+
+def rows_of(data, size=6):
+    """What a draw of everybody reads, one below the other, in this process."""
+    batches = as_records(data).read(np.arange(len(data)), size, Stream(bytes(32)))
+    return torch.cat([inputs.reshape(len(inputs), -1) for inputs, _ in batches])
+
+
+class Odd(Dataset):
+    """Item 4 is what `make` makes of it."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        inputs = INPUTS[index].clone()
+        return (self.make(inputs) if index == 4 else inputs), int(TARGETS[index])
+
+
+class Marked(torch.Tensor):
+    """A subclass with its own idea of what may be done with it."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), named=None):
+        raise RuntimeError("not with me")
+
+
+LEFT_OUT = {
+    "sparse": lambda x: x.to_sparse(),
+    "compressed": lambda x: torch.stack([x, x]).to_sparse_csr(),
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "nested": lambda x: torch.nested.nested_tensor([x]),
+    "nowhere": lambda x: x.to("meta"),
+    "objects": lambda x: np.array([1, None], dtype=object),
+    "words": lambda x: np.array(["a", "b"]),
+    "a word": lambda x: "ab",
+    "bytes": lambda x: b"ab",
+    "times": lambda x: np.array(["2020-01-01", "2020-01-02"], dtype="datetime64[D]"),
+    "fields": lambda x: np.zeros(2, dtype=[("a", "f4")]),
+    "none": lambda x: None,
+    "a set": lambda x: {1.0, 2.0},
+    "too large": lambda x: [10**400, 1.0],
+}
+KEPT = {
+    "needs a gradient": lambda x: x.requires_grad_(),
+    "has a history": lambda x: x.requires_grad_() * 1,
+    "parameter": lambda x: torch.nn.Parameter(x),
+    "subclass": lambda x: x.as_subclass(Marked),
+    "conjugate": lambda x: torch.complex(x, x).conj().real,
+    "negative": lambda x: torch.complex(-x, -x).conj().imag,
+    "reversed": lambda x: x.numpy()[::-1].copy()[::-1],
+    "other byte order": lambda x: x.numpy().astype(">f4"),
+    "read only": lambda x: np.broadcast_to(x.numpy(), (2,)),
+    "list": lambda x: x.tolist(),
+    "list of tensors": list,
+    "complex": lambda x: x.to(torch.complex64),
+    "half": lambda x: x.half(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning", "ignore:Sparse CSR:UserWarning")
+@pytest.mark.parametrize("odd", LEFT_OUT)
+def test_an_item_that_cannot_be_joined_is_left_out_alone(odd):
+    assert torch.equal(rows_of(Odd(LEFT_OUT[odd])), INPUTS[[0, 1, 2, 3, 5]])
+
+
+@pytest.mark.parametrize("odd", KEPT)
+def test_an_item_of_another_make_becomes_a_plain_one(odd):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (batch,) = as_records(Odd(KEPT[odd])).read(np.arange(6), 6, Stream(bytes(32)))
+    assert type(batch[0]) is torch.Tensor
+    assert not batch[0].requires_grad
+    assert torch.equal(batch[0], INPUTS)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning", "ignore:Sparse CSR:UserWarning")
+@pytest.mark.parametrize("odd", ["sparse", "quantized", "nested", "nowhere", "objects", "words", "none", "a set"])
+def test_a_data_set_whose_first_item_cannot_be_joined_is_refused(odd):
+    class First(Odd):
+        def __getitem__(self, index):
+            return super().__getitem__(4)
+
+    with pytest.raises(InvalidArgument, match="cannot be"):
+        as_records(First(LEFT_OUT[odd]))
+
+
+# --- one buffer for all -----------------------------------------------------------------------------------------------------
+
+
+class Buffered(Dataset):
+    """Writes every record into the same place."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        if isinstance(self.place, dict):
+            self.place["x"][:] = INPUTS[index]
+        elif isinstance(self.place, np.ndarray):
+            self.place[:] = INPUTS[index].numpy()
+        else:
+            self.place[:] = INPUTS[index] if isinstance(self.place, torch.Tensor) else INPUTS[index].tolist()
+        return self.place, 0
+
+
+class ManyBuffered(Buffered):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+PLACES = {
+    "tensor": lambda: torch.zeros(2),
+    "array": lambda: np.zeros(2, dtype=np.float32),
+    "dict": lambda: {"x": torch.zeros(2)},
+    "list": lambda: [0.0, 0.0],
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", [Buffered, ManyBuffered])
+def test_a_data_set_that_returns_its_one_buffer_is_copied_item_by_item(kind, place):
+    """Otherwise all rows of a piece would be its last record."""
+    (batch,) = as_records(kind(PLACES[place]())).read(np.arange(6), 6, Stream(bytes(32)))
+    found = torch.stack(tree_leaves(batch[0]), 1) if place == "list" else tree_leaves(batch[0])[0]
+    assert torch.equal(found.float().reshape(6, 2), INPUTS)
+
+
+class Views(Dataset):
+    """Reads many at once into one tensor, and hands out its rows: apart, though of one storage."""
+
+    asked = 0
+
+    def __len__(self):
+        return 6
+
+    def __getitems__(self, indices):
+        Views.asked += 1
+        together = INPUTS[indices].clone()
+        return [(row, 0) for row in together]
+
+
+def test_rows_of_one_tensor_are_apart():
+    records = as_records(Views())
+    Views.asked = 0
+    ((inputs, _),) = records.read(np.arange(6), 6, Stream(bytes(32)))
+    assert torch.equal(inputs, INPUTS)
+    assert Views.asked == 1, "they were read again, each alone"
+
+
+IN_MEMORY = {
+    "expanded": (INPUTS[:1].expand(6, 2), INPUTS[[0] * 6]),
+    "read only": (np.broadcast_to(INPUTS[:1].numpy(), (6, 2)), INPUTS[[0] * 6]),
+    "reversed": (INPUTS.numpy()[::-1], INPUTS.flip(0)),
+    "byte order": (INPUTS.numpy().astype(">f4"), INPUTS),
+    "needs a gradient": (INPUTS.clone().requires_grad_(), INPUTS),
+    "subclass": (INPUTS.clone().as_subclass(Marked), INPUTS),
+    "conjugate": (torch.complex(INPUTS, INPUTS).conj().imag, -INPUTS),
+}
+
+
+@pytest.mark.parametrize("kind", IN_MEMORY)
+def test_what_is_in_memory_is_copied_into_plain_tensors(kind):
+    inputs, expected = IN_MEMORY[kind]
+    records = as_records((inputs, TARGETS))
+    ((found, _),) = records.read(np.arange(6), 6, Stream(bytes(32)))
+    assert type(found) is torch.Tensor
+    assert not found.requires_grad
+    assert torch.equal(found, expected)
+    found.fill_(-1)
+    assert torch.equal(records.batch(np.array([5]))[0], expected[5:]), "the person's data was written to"
+
+
+def test_a_file_in_memory_is_read_and_never_written(tmp_path):
+    np.save(tmp_path / "x.npy", INPUTS.numpy())
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    ((found, _),) = as_records((mapped, TARGETS)).read(np.arange(6), 6, Stream(bytes(32)))
+    assert torch.equal(found, INPUTS)
+
+
+# --- one record, one row ----------------------------------------------------------------------------------------------------
+
+WHOLE, CUSTOM = TensorDataset(INPUTS, TARGETS), Doubled(INPUTS, TARGETS)
+REPEATED = {
+    "subset": lambda: Subset(WHOLE, [0, 1, 1]),
+    "array": lambda: Subset(WHOLE, np.array([0, 1, 1])),
+    "tensor": lambda: Subset(WHOLE, torch.tensor([0, 1, 1])),
+    "mask": lambda: Subset(WHOLE, [True, False, True, True, False, True]),
+    "custom": lambda: Subset(CUSTOM, [0, 1, 1]),
+    "from the end": lambda: Subset(CUSTOM, [5, 0, -1]),
+    "outer": lambda: Subset(Subset(WHOLE, [3, 4, 5]), [0, 0]),
+    "inner": lambda: Subset(Subset(CUSTOM, [3, 3, 5]), [0, 1]),
+    "by name": lambda: Subset({"a": (INPUTS[0], 0), "b": (INPUTS[1], 1)}, ["a", "b", "a"]),
+    "concatenated": lambda: ConcatDataset([WHOLE, WHOLE]),
+    "overlapping": lambda: ConcatDataset([Subset(CUSTOM, [0, 1]), Subset(CUSTOM, [1, 2])]),
+    "part of twice": lambda: Subset(ConcatDataset([WHOLE, WHOLE]), [0, 6]),
+}
+
+
+@pytest.mark.parametrize("kind", REPEATED)
+def test_a_record_that_stands_there_twice_is_refused(kind):
+    with pytest.raises(InvalidArgument, match=r"more than once.*Name every record once"):
+        as_records(REPEATED[kind]())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        Subset(WHOLE, [5, 0, 3]),
+        Subset(Subset(CUSTOM, [3, 3, 5]), [0, 2]),
+        Subset({"a": (INPUTS[0], 0), "b": (INPUTS[1], 1)}, ["b", "a"]),
+        ConcatDataset([WHOLE, CUSTOM]),
+        ConcatDataset([Subset(CUSTOM, [0, 1]), Subset(CUSTOM, [2, 5])]),
+        Subset(ConcatDataset([WHOLE, WHOLE]), [0, 7]),
+    ],
+)
+def test_records_that_stand_there_once_are_accepted(data):
+    assert len(as_records(data)) == len(data)
+
+
+def test_the_check_for_repeated_records_takes_a_moment():
+    size = 2_000_000
+    data = Subset(Subset(TensorDataset(torch.zeros(size, 1), torch.zeros(size)), range(size)), range(size))
+    started = time.process_time()
+    as_records(data)
+    assert time.process_time() - started < 5
+
+
+class Frame:
+    """Indexed by column, as tables are."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, name):
+        return {"x": INPUTS}[name]
+
+
+class Dicts(Pairs):
+    def __getitem__(self, index):
+        return {"input": INPUTS[index], "label": int(TARGETS[index])}
+
+
+class Closed(Pairs):
+    def __getitem__(self, index):
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"x": INPUTS, "y": TARGETS}, "train_data='dict'.*by name.*inputs, targets"),
+        (Frame(), "train_data='Frame'.*first item cannot be read .KeyError"),
+        (Closed(), "train_data='Closed'.*first item cannot be read .SystemExit"),
+        (Dicts(), "items of type dict.*pair"),
+        (["ab", "cd", "ef"], "items of type str.*pair"),
+        ("abc", "items of type str.*pair"),
+        (([np.zeros((3, 2)), np.zeros((4, 2))], np.zeros(3)), "same, positive number of rows"),
+        (([1.0, 2.0], [0, 1]), "tensors or NumPy arrays"),
+        (zip(INPUTS, TARGETS, strict=True), "neither a pair"),
+        (INPUTS, "items of type Tensor.*pair"),
+        ((INPUTS.to_sparse(), TARGETS), "dense"),
+        ((INPUTS.to("meta"), TARGETS), "dense"),
+        ((np.array([["a"], ["b"]]), np.zeros(2)), "dense|numbers"),
+        ((np.array([[None], [1]]), np.zeros(2)), "dense|numbers"),
+        (((), TARGETS), "no inputs"),
+        (({}, TARGETS), "no inputs"),
+    ],
+)
+def test_odd_containers_are_refused_in_words(data, words):
     with pytest.raises(InvalidArgument, match=words):
         as_records(data)

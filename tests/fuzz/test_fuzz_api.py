@@ -82,7 +82,7 @@ CALLS = {
     ),
     "selection": (
         lambda **given: selection_epsilon({EVENT: 10}, **given),
-        {"delta": 1e-5, "expected_runs": 5.0, "runs": "logarithmic"},
+        {"delta": 1e-5, "expected_runs": 5.0, "runs": "logarithmic", "score": "public"},
     ),
     "GaussianRuns": (lambda limit: GaussianRuns(limit).capacity(), {"limit": BUDGET}),
     "SumOfRuns": (lambda limit: SumOfRuns(limit).capacity(), {"limit": BUDGET}),

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import signal
 import sqlite3
 
 import pytest
@@ -168,7 +169,7 @@ def test_an_interrupted_run_keeps_its_charges_and_its_price(model, records, budg
     def loss(outputs, targets):
         calls.append(1)
         if len(calls) == 60:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return cross_entropy(outputs, targets)
 
     with pytest.raises(KeyboardInterrupt):

@@ -170,3 +170,45 @@ def test_a_frame_that_would_show_an_empty_batch_is_refused_before_the_charge(boo
 def test_a_stabiliser_far_below_the_threshold_is_refused():
     with pytest.raises(ap.InvalidArgument, match="range of float32"):
         ClippedSum(1.0, stabiliser=1e-40)
+
+
+# --- odd data sets: one record still moves the sum by no more than its threshold ---------------------------------------------
+
+
+class OneBuffer(Items):
+    """Reads every record into the same tensor."""
+
+    def __init__(self, items):
+        super().__init__(items)
+        self.place = torch.zeros(4)
+
+    def __getitem__(self, index):
+        inputs, target = self.items[index]
+        return self.place.copy_(inputs), target
+
+
+class OneBufferForMany(OneBuffer):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [OneBuffer, OneBufferForMany])
+def test_records_that_are_read_into_one_buffer_stay_apart(books, kind):
+    """All rows of a piece would otherwise be its last record, and one record more would change all of them."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    items = [(torch.randn(4), i % 3) for i in range(70)]
+    more, fewer = (answer(model, kind(items[:count]), books) for count in (70, 69))
+    assert torch.linalg.vector_norm(more - fewer) <= 1.0 + 1e-4
+    assert torch.equal(more, answer(model, Items(items), books))
+
+
+@pytest.mark.parametrize("place", [3, 69], ids=["in the first piece", "alone in the last"])
+@pytest.mark.parametrize("make", [torch.Tensor.to_sparse, lambda x: x.to("meta")], ids=["sparse", "without values"])
+def test_a_record_of_another_make_does_not_end_the_run(books, make, place):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    items = [(torch.randn(4), i % 3) for i in range(70)]
+    expected = answer(model, Items(items[:place] + items[place + 1 :]), books, micro_batch=128)
+    odd = [(make(x), y) if i == place else (x, y) for i, (x, y) in enumerate(items)]
+    assert torch.allclose(answer(model, Items(odd), books, micro_batch=128), expected, atol=1e-5)

@@ -412,3 +412,198 @@ def test_a_threshold_changed_inside_a_logical_batch_waits_for_the_next_one(model
     assert clips == [0.5, 0.5, 11.0, 11.0]
     assert deviations == pytest.approx([0.5 * multiplier] * 4 + [11.0 * multiplier] * 4)
     assert [entry.clip for entry in run.history] == [(0.5,), (11.0,)]
+
+
+# --- one open iterator ------------------------------------------------------------------------------------------------------
+
+
+def one_step(run, batch):
+    x, y = batch
+    cross_entropy(run.model(x), y).backward()
+    run.optimizer.step()
+
+
+def halves(model, records, budget, steps=4):
+    """Every draw has all forty records, in two micro-batches."""
+    return private(model, records, budget, sample_rate=1.0, steps=steps, execution=ap.Execution(micro_batch=20))
+
+
+def test_a_second_iterator_is_refused_while_the_first_is_open(model, records, budget):
+    """Rows of one draw would be added to the sum of another."""
+    run = halves(model, records, budget)
+    first = run.batches()
+    one_step(run, next(first))
+    with pytest.raises(ap.WrongOrder, match=r"another batches\(\) is open"):
+        next(run.batches())
+    for batch in first:  # which goes on as if nothing had happened
+        one_step(run, batch)
+    assert run.steps == 4
+
+
+def test_two_iterators_side_by_side_are_refused_before_a_second_charge(model, records, budget):
+    run = halves(model, records, budget)
+    with pytest.raises(ap.WrongOrder, match="is open"):
+        for one, _ in zip(run.batches(), run.batches(), strict=True):
+            one_step(run, one)
+    assert sum(run._session.account.ledger.counts().values()) == 1
+    assert len(run.history) == 0
+
+
+def test_iterators_that_were_not_begun_are_no_hindrance(model, records, budget):
+    run = halves(model, records, budget)
+    waiting = run.batches(steps=2)
+    for batch in run.batches(steps=2):
+        one_step(run, batch)
+    for batch in waiting:
+        one_step(run, batch)
+    assert run.steps == 4
+
+
+def test_an_iterator_that_is_begun_too_late_ends_with_the_plan(model, records, budget):
+    run = halves(model, records, budget)
+    waiting = run.batches()
+    loop(run)
+    assert list(waiting) == []
+    assert run.steps == 4
+
+
+def closed(run):
+    batches = run.batches()
+    one_step(run, next(batches))
+    batches.close()
+
+
+def broken_off(run):
+    for batch in run.batches():
+        one_step(run, batch)
+        break
+
+
+def raised(run):
+    with pytest.raises(ZeroDivisionError):
+        for batch in run.batches():
+            one_step(run, batch)
+            raise ZeroDivisionError
+
+
+def raised_before_the_step(run):
+    with pytest.raises(ZeroDivisionError):
+        for x, y in run.batches():
+            cross_entropy(run.model(x), y).backward()
+            raise ZeroDivisionError
+
+
+def left_by_mistake(run):
+    with pytest.raises(ap.WrongOrder, match="left without"):
+        for _ in run.batches():
+            pass
+
+
+@pytest.mark.parametrize("leave", [closed, broken_off, raised, raised_before_the_step, left_by_mistake])
+def test_what_was_read_of_a_draw_that_was_left_reaches_no_other(model, records, budget, monkeypatch, leave):
+    seen = []
+    right = mechanisms.gaussian
+    monkeypatch.setattr(mechanisms, "gaussian", lambda total, *rest: seen.append(total.clone()) or right(total, *rest))
+
+    def totals(before):
+        run = halves(copy.deepcopy(model), records, budget, steps=2)
+        before(run)
+        with pytest.raises(ap.WrongOrder, match="no batch is open"):
+            run.optimizer.step()
+        seen.clear()
+        for batch in run.batches(steps=1):
+            one_step(run, batch)
+        return torch.cat([total.flatten() for total in seen])
+
+    assert torch.equal(totals(leave), totals(lambda run: None))
+
+
+@pytest.mark.parametrize("engine", ["auto", "vmap"])
+def test_a_loss_of_a_batch_that_was_left_is_refused(model, records, budget, engine):
+    run = private(model, records, budget, sample_rate=1.0, execution=ap.Execution(20, engine=engine))
+    for x, y in run.batches():
+        stale = cross_entropy(run.model(x), y)
+        break
+    for x, y in run.batches(steps=1):
+        loss = cross_entropy(run.model(x), y)
+        with pytest.raises(ap.WrongOrder, match="a batch that is over"):
+            stale.backward()
+        loss.backward()
+        run.optimizer.step()
+    assert len(run.history) == 1
+
+
+def test_a_closure_is_refused(model, records, budget):
+    run = private(model, records, budget, sample_rate=1.0)
+    for x, y in run.batches(steps=1):
+        cross_entropy(run.model(x), y).backward()
+        with pytest.raises(ap.InvalidArgument, match="closure=.*another question.*without one"):
+            run.optimizer.step(lambda: 0.0)
+        run.optimizer.step()
+    assert run.steps == 1
+
+
+# --- schedulers -------------------------------------------------------------------------------------------------------------
+
+
+class Timetable:
+    """Not torch's, but it steps without an argument."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self):
+        self.optimizer.param_groups[0]["lr"] /= 2
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+class NeedsALoss(Timetable):
+    def step(self, loss):
+        pass
+
+
+class Stepless:
+    pass
+
+
+ODD_SCHEDULERS = {
+    "plateau": (torch.optim.lr_scheduler.ReduceLROnPlateau, "follows a score.*released or public"),
+    "a step with a loss": (NeedsALoss, r"step\(\) without arguments"),
+    "no step": (lambda optimizer: Stepless(), r"step\(\) without arguments"),
+    "a number": (lambda optimizer: 0.1, r"step\(\) without arguments"),
+    "a class": (lambda optimizer: torch.optim.lr_scheduler.StepLR, r"step\(\) without arguments"),
+    "of another optimizer": (
+        lambda optimizer: torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.ones(1))]), 1),
+        "another optimizer",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_SCHEDULERS)
+def test_an_odd_scheduler_is_refused_before_anything_is_charged(model, records, budget, kind, tmp_path):
+    make, words = ODD_SCHEDULERS[kind]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with pytest.raises(ap.InvalidArgument, match=f"scheduler=.*{words}"):
+        ap.make_private(
+            model, optimizer, records, budget=budget, scheduler=make(optimizer), out=tmp_path / "run", **SMALL
+        )
+    with pytest.raises(ap.InvalidArgument, match=f"scheduler=.*{words}"):
+        ap.train(model, cross_entropy, records, budget=budget, lr=1.0, scheduler=make, out=tmp_path / "run", **SMALL)
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_takes_a_function_that_makes_the_scheduler(model, records, budget):
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=1.0), 1)
+    with pytest.raises(ap.InvalidArgument, match="scheduler='StepLR'.*lambda optimizer"):
+        ap.train(model, cross_entropy, records, budget=budget, lr=1.0, scheduler=scheduler, **SMALL)
+
+
+@pytest.mark.parametrize("make", [Timetable, lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)])
+def test_whatever_steps_without_an_argument_is_accepted(model, records, budget, make):
+    run = ap.train(model, cross_entropy, records, budget=budget, lr=1.0, scheduler=make, **{**SMALL, "steps": 2})
+    assert [entry.learning_rate for entry in run.history] == [(1.0,), (0.5,)]

@@ -1,6 +1,7 @@
 import copy
 import json
 import math
+import signal
 
 import numpy as np
 import pytest
@@ -285,7 +286,7 @@ def test_an_interrupted_run_is_kept(model, records, budget, tmp_path):
     def loss(outputs, targets):
         calls.append(1)
         if len(calls) > 40:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return cross_entropy(outputs, targets)
 
     with pytest.raises(KeyboardInterrupt):

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from apportion import validate
 from apportion.curator import mechanisms
 from apportion.curator.clipping import Gradients, Rows, clipped_sums, group_names
+from apportion.curator.foreign_code import contained, signals_watched
 from apportion.curator.gradients.engine import Engine, Mode
 from apportion.curator.gradients.forgetting import Forgetful
 from apportion.curator.gradients.losses import ForeignParameter, LossFunction
@@ -40,7 +41,7 @@ from apportion.curator.sampling import poisson_draw
 from apportion.curator.sizes import bytes_of
 from apportion.curator.tree import batch_size, map_tensors
 from apportion.errors import InvalidArgument, WrongOrder
-from apportion.request import Event, Release, Released, Request, Statistic
+from apportion.request import FLOAT32_HEADROOM, KINDS, Event, Release, Released, Request, Statistic
 
 
 class Charges(Protocol):
@@ -237,6 +238,7 @@ class Curator:
 
     def open(self, request: Request) -> Draw:
         """Charge `request`, then toss its coins. For loops that compute the gradients themselves."""
+        _require_priced_as_executed(request)
         self._require_all_parameters(request)
         self._engine.follow()
         size = self._execution.physical_batch(request.expected_batch_size)
@@ -258,15 +260,15 @@ class Curator:
                 self._loss = Forgetful(loss_fn)
             loss_fn = self._loss
         draw = self.open(request)
-        for batch in draw.micro_batches():
-            with draw.secret_dropout(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a warning may be caused by one record, and is output
-                try:
-                    draw.add(self._gradients(batch, loss_fn))
-                except (SumLost, ForeignParameter):  # neither is about a record; a MemoryError may be
-                    raise
-                except Exception:
-                    self._add_one_by_one(draw, batch, loss_fn)
+        with signals_watched():
+            for batch in draw.micro_batches():
+                with draw.secret_dropout(), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # a warning may be caused by one record, and is output
+                    # neither of the two is about a record; a MemoryError may be
+                    with contained(SumLost, ForeignParameter) as together:
+                        draw.add(self._gradients(batch, loss_fn))
+                    if together.failure:
+                        self._add_one_by_one(draw, batch, loss_fn)
         return draw.release()
 
     def _gradients(self, batch: Batch, loss_fn: LossFunction) -> Gradients | Rows:
@@ -279,7 +281,7 @@ class Curator:
     def _add_one_by_one(self, draw: Draw, batch: Batch, loss_fn: LossFunction) -> None:
         """The records of a batch that failed as a whole; those that fail alone contribute nothing, whatever the failure is called."""
         for i in range(batch_size(batch)):
-            with suppress(Exception):
+            with contained():
                 draw.add(self._gradients(map_tensors(lambda tensor, i=i: tensor[i : i + 1], batch), loss_fn))
 
     def _require_all_parameters(self, request: Request) -> None:
@@ -298,3 +300,30 @@ class Curator:
         for release in request.sums:
             if release.frame is not None:
                 release.frame.require_usable({name: trained[name].shape for name in release.frame.scale})
+
+
+def _require_priced_as_executed(request: Request) -> None:
+    """The request comes from a strategy, which may be a person's own: its sensitivity must be that of what is done here."""
+    if type(request) is not Request or not all(type(release) in KINDS for release in request.releases):
+        raise InvalidArgument(
+            "request",
+            validate.shown(request),
+            "it is, or holds, a subclass of what the curator executes, and would be priced by its own claim",
+            "Use Request, ClippedSum, UnclippedCount and NormSum themselves",
+        )
+    for release in request.sums:
+        if not release.headroom >= FLOAT32_HEADROOM:
+            raise InvalidArgument(
+                "headroom",
+                release.headroom,
+                f"norms and sums are rounded to float32, and the noise must pay for it: at least {FLOAT32_HEADROOM:g}",
+                "Leave it out",
+            )
+        frame = release.frame
+        if frame is not None and not all(type(t) is Tensor for t in (*frame.centre.values(), *frame.scale.values())):
+            raise InvalidArgument(
+                "frame",
+                release.parameters,
+                "it holds tensors of a class with arithmetic of its own",
+                "Use plain tensors",
+            )

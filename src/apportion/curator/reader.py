@@ -3,7 +3,8 @@
 A micro-batch is read in pieces, so that several workers share it, and the pieces are put together here. What a
 record contributes must not depend on the others, so each is read on its own terms:
 
-- one that cannot be read is left out, wherever that happens;
+- one that cannot be read is left out, wherever that happens and whatever is raised (`foreign_code.py`);
+- it is copied into plain tensors before the next one is read (`plain.py`), also where a data set reads several at once;
 - its numbers get the types of the first record: stacked as they come, one float64 would turn all others into float64;
 - it must have as many dimensions as the first: without one, torch takes records for channels or time steps of a single record;
 - while it is read, the generators of torch, NumPy and Python start from a secret seed of its own, so that one record more does not
@@ -17,7 +18,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,8 +27,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import Subset
 
+from apportion.curator.foreign_code import contained, signals_watched
+from apportion.curator.plain import plain_copy, plain_view, share_memory
 from apportion.curator.tree import batch_size, map_tensors
 
 if TYPE_CHECKING:
@@ -61,55 +64,60 @@ class Reader:
     def __init__(self, data: Any, first: Batch):
         self._data, self._batched = data, _reads_many(data)
         leaves, self._structure = tree_flatten(first)
-        tensors = tree_flatten(default_collate([first]))[0]
-        if len(tensors) != len(leaves) or not all(isinstance(tensor, Tensor) for tensor in tensors):
-            raise TypeError("a record must be made of tensors, arrays and numbers")
-        self._types = [tensor.dtype for tensor in tensors]
-        self._dimensions = [tensor.dim() - 1 for tensor in tensors]
+        self._examples = [_example(leaf) for leaf in leaves]
 
     def batch(self, indices: NDArray[np.int64]) -> Batch:
         """All these records, stacked; raises if one cannot be read."""
-        return self._stack([self._leaves(item) for item in items_of(self._data, indices.tolist())])
+        return self._stack([self._row(items_of(self._data, [index])[0]) for index in indices.tolist()])
 
     def __call__(self, task: Task) -> list[Batch]:
         """The records of a piece that can be read, in one batch, or each alone if their shapes differ."""
-        rows = self._rows(task)
-        if not rows:
-            return []
-        with suppress(Exception):
-            return [self._stack(rows)]
-        alone = []
-        for row in rows:
-            with suppress(Exception):
-                alone.append([self._stack([row])])
-        return joined(alone)
+        with signals_watched():
+            rows = self._rows(task)
+            if not rows:
+                return []
+            with contained():
+                return [self._stack(rows)]
+            alone = []
+            for row in rows:
+                with contained():
+                    alone.append([self._stack([row])])
+            return joined(alone)
 
-    def _rows(self, task: Task) -> list[list[Any]]:
+    def _rows(self, task: Task) -> list[list[Tensor]]:
         indices, seeds = task.indices.tolist(), task.seeds.tolist()
-        rows = []
+        rows: list[list[Tensor]] = []
         with _generators_restored(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # one that is caused by a record would tell of it
             if self._batched:
-                with suppress(Exception):
+                with contained():
                     _seed_generators(seeds[0])
-                    return [self._leaves(item) for item in items_of(self._data, indices)]
+                    items = list(items_of(self._data, indices))
+                    if not share_memory(items):
+                        return [self._row(item) for item in items]
             for index, seed in zip(indices, seeds, strict=True):
-                with suppress(Exception):
+                with contained():
                     _seed_generators(seed)
-                    rows.append(self._leaves(items_of(self._data, [index])[0]))
+                    rows.append(self._row(items_of(self._data, [index])[0]))
         return rows
 
-    def _leaves(self, item: Any) -> list[Any]:
+    def _row(self, item: Any) -> list[Tensor]:
+        """The numbers of a record, copied."""
         leaves: list[Any] = self._structure.flatten_up_to(as_pair(item))
-        if [np.ndim(leaf) for leaf in leaves] != self._dimensions:
+        row = [plain_copy(leaf, like.dtype, like.device) for leaf, like in zip(leaves, self._examples, strict=True)]
+        if any(tensor.dim() != like.dim() for tensor, like in zip(row, self._examples, strict=True)):
             raise ValueError("a record has another number of dimensions than the first one")
-        return leaves
+        return row
 
-    def _stack(self, rows: list[list[Any]]) -> Batch:
-        columns = zip(*rows, strict=True)
-        tensors = [_stacked(column, dtype) for column, dtype in zip(columns, self._types, strict=True)]
-        batch: Batch = self._structure.unflatten(tensors)
+    def _stack(self, rows: list[list[Tensor]]) -> Batch:
+        batch: Batch = self._structure.unflatten([torch.stack(column) for column in zip(*rows, strict=True)])
         return batch
+
+
+def _example(leaf: Any) -> Tensor:
+    """Shape, type and device of a part of the first record, without its values. Python's floats have 64 bits."""
+    plain = torch.tensor(leaf, dtype=torch.float64) if isinstance(leaf, float) else plain_view(leaf)
+    return torch.zeros_like(plain)
 
 
 def _reads_many(data: Any) -> bool:
@@ -134,18 +142,12 @@ def as_pair(item: Any) -> Batch:
     return tuple(inputs) if type(inputs) is list else inputs, target
 
 
-def _stacked(column: Sequence[Any], dtype: torch.dtype) -> Tensor:
-    if any(isinstance(value, (Tensor, np.ndarray)) for value in column):
-        return torch.stack([torch.as_tensor(value, dtype=dtype) for value in column]).detach()
-    return torch.tensor(column, dtype=dtype)
-
-
 def joined(pieces: Iterable[list[Batch]]) -> list[Batch]:
     """The pieces of a micro-batch as one batch, or every record alone if their shapes differ."""
     pieces = list(pieces)
     batches = list(chain.from_iterable(pieces))
     if len(batches) > 1 and all(len(piece) <= 1 for piece in pieces):
-        with suppress(Exception):
+        with contained():
             return [map_tensors(lambda *parts: torch.cat(parts), *batches)]
     if len(batches) <= 1:
         return batches

@@ -6,7 +6,7 @@ model(x), model(*x) or model(**x).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -17,6 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
+from apportion import validate
+from apportion.curator.distinct import require_distinct
+from apportion.curator.foreign_code import contained
+from apportion.curator.plain import plain_view
 from apportion.curator.randomness import KEY_BYTES, Stream
 from apportion.curator.reader import Reader, Task, as_pair, items_of, joined
 from apportion.curator.tree import batch_size, map_tensors, tensors_of
@@ -56,7 +60,7 @@ class Records:
         """End the worker processes, if there are any."""
 
     def _readable(self, members: NDArray[np.int64]) -> list[Batch]:
-        """The batch of these records; if it cannot be put together, each record that can be read, alone."""
+        """The batch of these records; if it cannot be put together, each that can be read, alone. No code of a person runs here."""
         try:
             return [self.batch(members)]
         except MemoryError:
@@ -120,6 +124,13 @@ def as_records(data: Any) -> Records:
             "Poisson sampling needs records that can be indexed",
             "Use a map-style Dataset",
         )
+    if isinstance(data, Mapping):
+        raise InvalidArgument(
+            _ARGUMENT,
+            type(data).__name__,
+            "it is indexed by name, and records are drawn by number",
+            f"Pass a pair, {_ARGUMENT}=(inputs, targets); inputs may be a dict of tensors",
+        )
     if isinstance(data, (tuple, list)) and len(data) == 2 and not isinstance(data, Dataset):
         return _from_arrays(data[0], data[1])
     if hasattr(data, "__getitem__") and isinstance(data, Sized):
@@ -133,20 +144,29 @@ def as_records(data: Any) -> Records:
 
 
 def _as_tensor(value: Any) -> Tensor:
+    if not isinstance(value, (np.ndarray, Tensor)):
+        raise InvalidArgument(
+            _ARGUMENT,
+            type(value).__name__,
+            "inputs and targets must be tensors or NumPy arrays",
+            "Convert them with torch.as_tensor",
+        )
     if isinstance(value, np.ndarray) and value.dtype == np.float64:
         value = value.astype(np.float32)  # NumPy's default type would not meet a float32 model
-    if isinstance(value, (np.ndarray, Tensor)):
-        return torch.as_tensor(value)
+    with contained() as attempt:
+        return plain_view(value)
     raise InvalidArgument(
         _ARGUMENT,
-        type(value).__name__,
-        "inputs and targets must be tensors or NumPy arrays",
-        "Convert them with torch.as_tensor",
+        f"{type(value).__name__} of {value.dtype}",
+        f"only dense tensors and arrays of numbers have rows that can be drawn ({attempt.failure})",
+        "Convert it, for example with .to_dense()",
     )
 
 
 def _from_arrays(inputs: Any, targets: Any) -> Records:
     stacked = map_tensors(_as_tensor, (inputs, targets))
+    if not tensors_of(stacked[0]):
+        raise InvalidArgument(_ARGUMENT, validate.shown(inputs), "it has no inputs", "Pass (inputs, targets)")
     sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors_of(stacked)}
     if len(sizes) != 1 or 0 in sizes:
         raise InvalidArgument(
@@ -166,10 +186,18 @@ def _from_arrays(inputs: Any, targets: Any) -> Records:
 
 
 def _from_dataset(data: Any) -> Records:
-    size = len(data)
+    with contained() as attempt:
+        size = len(data)
+        first = items_of(data, [0])[0] if size else None
+    if attempt.failure:
+        raise InvalidArgument(
+            _ARGUMENT,
+            type(data).__name__,
+            f"its first item cannot be read ({attempt.failure})",
+            f"Pass {_ARGUMENT}=(inputs, targets), or a Dataset that is indexed from 0 and whose items are pairs",
+        )
     if size == 0:
         raise InvalidArgument(_ARGUMENT, "an empty Dataset", "there is nothing to train on", "Check how it was loaded")
-    first = items_of(data, [0])[0]
     if not isinstance(first, (tuple, list)) or len(first) != 2:
         raise InvalidArgument(
             _ARGUMENT,
@@ -177,17 +205,17 @@ def _from_dataset(data: Any) -> Records:
             "an item must be a pair (inputs, target), so that the loss of one record is defined",
             "Return (inputs, target); inputs may be a dict or a tuple of tensors",
         )
+    require_distinct(_ARGUMENT, data)
     if (in_memory := _in_memory(data)) is not None:
         return in_memory
-    try:
+    with contained() as attempt:
         return DatasetRecords(size, Reader(data, as_pair(first)))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidArgument(
-            _ARGUMENT,
-            type(data).__name__,
-            f"its items cannot be stacked ({type(error).__name__})",
-            "Return tensors, NumPy arrays or numbers, e.g. with a transform to tensors",
-        ) from None
+    raise InvalidArgument(
+        _ARGUMENT,
+        type(data).__name__,
+        f"its items cannot be stacked ({attempt.failure})",
+        "Return dense tensors, NumPy arrays or numbers, e.g. with a transform to tensors",
+    )
 
 
 def _in_memory(data: Any) -> Records | None:

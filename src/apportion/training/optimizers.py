@@ -1,12 +1,16 @@
-"""Which optimiser applies the released gradients. Any torch optimiser will do: it only ever sees released values."""
+"""Which optimiser applies the released gradients, and what moves its learning rate. Any torch optimiser will do: it only ever sees
+released values."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from apportion import validate
 from apportion.curator.gradients.reference import trained_parameters
@@ -47,6 +51,34 @@ def require_plain_step(optimizer: Optimizer) -> None:
             type(optimizer).__name__,
             "it must be a torch optimiser that steps without a closure",
             "Try torch.optim.SGD",
+        )
+
+
+def require_plain_scheduler(scheduler: Any, optimizer: Optimizer) -> None:
+    """Refuse a scheduler that is not stepped once a step, with nothing but the number of steps to go by."""
+    kind = type(scheduler).__name__
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise InvalidArgument(
+            "scheduler",
+            kind,
+            "it follows a score, which would have to be released or public, and none is offered to it",
+            "Use a schedule that is known beforehand, such as torch.optim.lr_scheduler.StepLR",
+        )
+    try:
+        inspect.signature(scheduler.step).bind()
+    except (AttributeError, TypeError, ValueError):
+        raise InvalidArgument(
+            "scheduler",
+            kind,
+            "it is stepped once a step, and so needs a method step() without arguments",
+            "Use one of torch.optim.lr_scheduler",
+        ) from None
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise InvalidArgument(
+            "scheduler",
+            kind,
+            "it belongs to another optimizer, so that it would change nothing here",
+            "Make it for the optimizer of this run",
         )
 
 

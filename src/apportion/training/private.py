@@ -99,10 +99,14 @@ class PrivateModel(nn.Module):
 
     def _tracked(self, current: _MicroBatch) -> type[Tensor]:
         """Tensors that remember where they came from, so that `loss.backward()` can be given its per-record scale."""
-        engine, reduction = self._engine, self._reduction
+        engine, reduction, model = self._engine, self._reduction, self
 
         class RecordOutput(Tensor):
             def backward(self, *arguments: Any, **options: Any) -> None:
+                if model.current is not current:
+                    raise WrongOrder(
+                        "this loss is of a batch that is over: its records would be added to those of another draw"
+                    )
                 current.advance(
                     "forwarded",
                     "differentiated",
@@ -133,8 +137,15 @@ class PrivateOptimizer:
         """Clear the gradients. What was summed of the open batch is kept elsewhere and stays."""
         self.original.zero_grad(set_to_none=set_to_none)
 
-    def step(self) -> None:
+    def step(self, closure: None = None) -> None:
         """Add the micro-batch to the sum; after the last one add noise once, and update."""
+        if closure is not None:
+            raise InvalidArgument(
+                "closure",
+                validate.shown(closure),
+                "to evaluate the loss again would be another question to the records, which nobody has paid for",
+                "Call loss.backward() yourself, and step() without one",
+            )
         self._private.complete_micro_batch()
 
     def state_dict(self) -> dict[str, Any]:
@@ -151,6 +162,7 @@ class Private:
         self.optimizer = PrivateOptimizer(self, session.optimizer)
         self._micro_batches = 0
         self._settings: list[dict[str, Any]] | None = None
+        self._open = False
 
     @property
     def history(self) -> Sequence[Entry]:
@@ -184,6 +196,9 @@ class Private:
 
         An empty draw is completed here: noise, charge and update, with nothing for the loop to do. When the plan is spent, the
         iteration ends, and a run with `out` is saved.
+
+        One iteration is open at a time. A draw that is left in its middle, by a `break` or an exception, is spent: nothing of it is
+        released, and nothing reaches another draw.
         """
         if epochs is not None:
             steps = max(1, round(epochs * epoch_length(self._session.plan.sampling.sample_rate)))
@@ -197,6 +212,21 @@ class Private:
         return self._batches(self.steps_left if steps is None else min(steps, self.steps_left))
 
     def _batches(self, steps: int) -> Iterator[Batch]:
+        if self._open:
+            raise WrongOrder(
+                "another batches() is open: rows of its draw would be added to this one. Finish it, or close() it, before the next"
+            )
+        self._open = True
+        try:
+            yield from self._draws(steps)
+        finally:
+            self._open, self.model.current, self._settings = False, None, None
+        if not self.steps_left:
+            self._session.curator.end_workers()
+            if self._out is not None:
+                self.save(self._out)
+
+    def _draws(self, steps: int) -> Iterator[Batch]:
         self._settings = _settings_of(self._session.optimizer)
         for _ in range(steps):
             if not self.steps_left:  # a resumed run has lost steps that no spare token paid for
@@ -219,11 +249,6 @@ class Private:
                         "a batch was left without private.optimizer.step(): its records would be missing from the sum"
                     )
                 piece = following
-        self.model.current = self._settings = None
-        if not self.steps_left:
-            self._session.curator.end_workers()
-            if self._out is not None:
-                self.save(self._out)
 
     def complete_micro_batch(self) -> None:
         """What `optimizer.step()` does: add the micro-batch to the sum, and after the last one release and update."""

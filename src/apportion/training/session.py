@@ -35,7 +35,7 @@ from apportion.training.checkpoint import CHECKPOINT, Checkpoints, restored
 from apportion.training.exact import DRAWS, KEY, ExactCurator
 from apportion.training.folders import missing_folders, remove_empty
 from apportion.training.history import Entry, as_columns, from_columns, is_report_step
-from apportion.training.optimizers import require_plain_step, require_same_parameters
+from apportion.training.optimizers import require_plain_scheduler, require_plain_step, require_same_parameters
 from apportion.training.plan import Plan, describe, make_plan
 from apportion.training.recovery import Recovery, configuration
 from apportion.training.sampling import Sampling
@@ -244,6 +244,8 @@ def open_session(
             "Pass for example update=apportion.update.Plain(average=0.99)",
         )
     require_plain_step(optimizer)
+    if scheduler is not None:
+        require_plain_scheduler(scheduler, optimizer)
     require_same_parameters(model, optimizer)
     recovery = recovery or Recovery()
     _require_recoverable(recovery, out, randomness, own_loop=own_loop, resume=resume)

@@ -103,6 +103,13 @@ def train(
     """
     _require(model, nn.Module, "model", "a torch.nn.Module")
     _require(execution or Execution(), Execution, "execution", "apportion.Execution(micro_batch=64)")
+    if scheduler is not None and not callable(scheduler):
+        raise InvalidArgument(
+            "scheduler",
+            type(scheduler).__name__,
+            "train makes the optimizer itself, and so needs a function that makes the scheduler for it",
+            "Pass for example lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 100)",
+        )
     if evaluate is not None:
         accuracy(model, require_public(evaluate))  # whatever is wrong with it is wrong before anything is charged
     sampling = Sampling.declare(
