@@ -23,6 +23,7 @@ from apportion.curator.compatibility import copy_of
 from apportion.curator.gradients.engine import Engine, EngineChoice, Mode, build_engine
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.gradients.witness import Call
+from apportion.curator.live_gradients import require_live_gradients
 from apportion.curator.proof import CannotFollow, follow_engine
 from apportion.curator.sameness import close, named_tensors
 from apportion.curator.synthetic import (
@@ -95,6 +96,7 @@ def choose_engine(
                 why = f"{mode}: its gradients are not those of single records"
                 with suppress(RuntimeError, UnsupportedModel):
                     if probe.agrees(choice):
+                        require_live_gradients(subject, choice, loss, *probe.pair)
                         slower = in_part or choice.mode == "vmap"
                         return replace(choice, reasons=(*(reasons if slower else ()), *choice.reasons))
             if why not in reasons:
@@ -104,7 +106,9 @@ def choose_engine(
             f"The engine {wanted!r} does not give the gradients of single records for this model ({reasons[-1]}). "
             'Use Execution(engine="auto"), which finds one that does.'
         )
-    return EngineChoice("loop", reasons=tuple(reasons))
+    choice = EngineChoice("loop", reasons=tuple(reasons))
+    require_live_gradients(subject, choice, loss, *probe.pair)
+    return choice
 
 
 def prove(

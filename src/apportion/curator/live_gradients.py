@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from apportion.curator.clipping import held
 from apportion.curator.compatibility import copy_of
-from apportion.curator.gradients.engine import Engine, Mode, build_engine
+from apportion.curator.gradients.engine import Engine, EngineChoice, build_engine
 from apportion.curator.gradients.losses import LossFunction
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.sameness import close, named_tensors
@@ -34,18 +34,18 @@ _MOVED = 0.9
 
 
 def require_live_gradients(
-    model: nn.Module, mode: Mode, loss_fn: LossFunction | None, records: Any, targets: Any
+    model: nn.Module, choice: EngineChoice, loss_fn: LossFunction | None, records: Any, targets: Any
 ) -> None:
     """Refuse a model of whose trained parameters one has no gradient in this engine, or another one than in plain autograd.
 
     Args:
         model: in train() mode, with dropout off. A copy of it is run.
-        mode: the engine that was chosen.
+        choice: the engine that was chosen.
         loss_fn: as of `train`; with `None` the size of the outputs stands for it.
         records, targets: a synthetic batch that the model and the loss accept.
     """
     subject = copy_of(model)
-    engine = build_engine(subject, mode)
+    engine = build_engine(subject, choice)
     with torch.no_grad():
         for parameter in trained_parameters(subject).values():
             parameter.mul_(_MOVED)

@@ -1,6 +1,7 @@
 """An engine that runs records together only where it is proved that they stay apart, and one by one otherwise.
 
-A proof holds for records of one shape and type, for the training flags of the modules, and, where the model looks at it, for one number of records.
+A proof holds for records of one shape and type, for the training flags of the modules, for attributes and buffers of the model as they were, and,
+where the model looks at it, for one number of records.
 A data set may hold records of other shapes, and a model that keeps records apart for one shape may mix them for another: `reshape(T, b, d)`
 in place of a transposition is right for T = 1 only. So before a micro-batch of a new kind runs together, the proof is renewed; where it
 fails, records of that kind are left to the reference, which runs them alone. The decision rests on public facts: shapes and synthetic values.
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from apportion.curator.clipping import Gradients, Rows
 from apportion.curator.compatibility import copy_of
 from apportion.curator.engine_choice import choose_engine, proved_path
+from apportion.curator.gradients.forgetting import ModuleState
 from apportion.curator.gradients.engine import Engine, EngineChoice, Mode, build_engine
 from apportion.curator.probe import probe_model
 from apportion.curator.proof import CannotFollow, require_same_path
@@ -27,35 +29,48 @@ from apportion.models.following import Path
 
 def vetted_engine(model: nn.Module, choice: EngineChoice, example: Any) -> Engine:
     """The engine that was chosen for records with inputs like `example`, which looks at every micro-batch before it runs it together."""
-    engine = build_engine(model, choice)
-    return engine if choice.mode == "loop" else VettedShapes(engine, choice, example)
+    return VettedShapes(model, choice, example)
 
 
 class VettedShapes:
     """An engine that runs records together where they are known to stay apart.
 
     Args:
-        engine: runs the records of a micro-batch together.
-        choice: how it was chosen.
+        model: the model that is trained.
+        choice: the engine that was chosen for it.
         example: the inputs of one record, for whose shape it was chosen, in training.
     """
 
-    def __init__(self, engine: Engine, choice: EngineChoice, example: Any):
-        self.model, self.scratch, self.remembered = engine.model, engine.scratch, engine.remembered
-        self._choice = choice
-        self._together = self._current = engine
-        self._alone: Engine | None = None
-        trained = tuple(True for _ in engine.model.modules())
-        self._verdicts: dict[tuple[Any, ...], Path | None] = {}
+    def __init__(self, model: nn.Module, choice: EngineChoice, example: Any):
+        self.model, self._choice = model, choice
+        self._build()
         if choice.path is not None:
-            self._verdicts[_kind(example, trained, first=0)] = choice.path
+            self._verdicts[_kind(example, tuple(True for _ in model.modules()), first=0)] = choice.path
+
+    def _build(self) -> None:
+        self._together = self._current = build_engine(self.model, self._choice)
+        self._alone = self._together if self._choice.mode == "loop" else None
+        self._verdicts: dict[tuple[Any, ...], Path | None] = {}
         self._counts: dict[tuple[Any, ...], bool] = {}
+        self._seen = ModuleState(self.model), _writes(self.model)
 
     @property
     def mode(self) -> Mode:
         return self._together.mode
 
+    @property
+    def scratch(self) -> nn.Module:
+        return self._together.scratch
+
+    @property
+    def remembered(self) -> ModuleState:
+        return self._together.remembered
+
     def follow(self) -> None:
+        """Take over the model as it is. What changed beside its weights (a temperature, a mask) may change its path: proofs are renewed."""
+        state, writes = self._seen
+        if state.changed() is not None or writes != _writes(self.model):
+            self._build()
         self._together.follow()
         if self._alone is not None:
             self._alone.follow()
@@ -74,6 +89,8 @@ class VettedShapes:
         return self._current.gradients()
 
     def _stay_apart(self, inputs: Any) -> bool:
+        if self._choice.mode == "loop":
+            return False
         if not tensors_of(inputs) or not batch_size(inputs):
             return True  # nobody is in it
         if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in tree_leaves(inputs)):
@@ -117,6 +134,11 @@ class VettedShapes:
             self._alone = build_engine(self.model, "loop")
             self._alone.follow()
         return self._alone
+
+
+def _writes(model: nn.Module) -> list[tuple[int, int]]:
+    """Which buffers there are, and how often each was written to."""
+    return [(id(buffer), buffer._version) for buffer in model.buffers()]
 
 
 def _kind(inputs: Any, training: tuple[bool, ...], first: int) -> tuple[Any, ...]:
