@@ -1,7 +1,7 @@
 """Models that strangers wrote: what the library answers is the clipped sum of the records' own gradients, or it refuses in a sentence.
 
 The truth does not come from the library. The gradient of a record is that of one ordinary backward pass on this record alone, in a fresh
-copy of the model in float64; a record without a finite gradient counts as zero.
+model in float64; a record without a finite gradient counts as zero.
 """
 
 from __future__ import annotations
@@ -63,19 +63,27 @@ class Case:
 
     def __init__(self, stranger, dtype=torch.float64):
         self.stranger, self.dtype = stranger, dtype
-        with quiet(0):
-            self.model = stranger.model().to(dtype) if stranger.exact else stranger.model()
+        self.model = self.build(dtype)
         torch.manual_seed(0)
         self.items = [self.record(wide=number % 2 == 1) for number in range(RECORDS)]
         self.items.append(copy.deepcopy(self.items[3]))
+        self.items *= stranger.crowd
+        self.known = {}
         norms = torch.stack([self.gradient(item).norm() for item in self.items])
         self.threshold = float(norms.median())  # so that some are clipped and others are not
-        assert self.threshold > 0
+
+    def build(self, dtype):
+        """With the same weights every time."""
+        with quiet(0):
+            model = self.stranger.model()
+            return model.to(dtype) if self.stranger.exact else model
+
+    def typed(self, leaf, dtype):
+        """Numbers in this type, where the model bears it."""
+        return leaf.to(dtype) if self.stranger.exact and leaf.is_floating_point() else leaf
 
     def record(self, wide):
-        return tree_map(
-            lambda leaf: leaf.to(self.dtype) if leaf.is_floating_point() else leaf, self.stranger.record(wide)
-        )
+        return tree_map(lambda leaf: self.typed(leaf, self.dtype), self.stranger.record(wide))
 
     def odd(self, how):
         """A record that is loud, or not a number, where it has any."""
@@ -87,19 +95,23 @@ class Case:
 
     def gradient(self, item):
         """Of this record alone."""
-        model = copy.deepcopy(self.model).to(torch.float64).train()
+        if id(item) not in self.known:
+            self.known[id(item)] = item, self._gradient(item)
+        return self.known[id(item)][1]
+
+    def _gradient(self, item):
+        model = self.build(torch.float64).train()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        inputs, target = tree_map(
-            lambda leaf: (leaf.double() if leaf.is_floating_point() else leaf.clone()).unsqueeze(0), item
-        )
+        inputs, target = tree_map(lambda leaf: self.typed(leaf, torch.float64).clone().unsqueeze(0), item)
         nothing = torch.zeros(sum(parameter.numel() for parameter in trained), dtype=torch.float64)
         try:
             with quiet(0):
                 loss = self.stranger.loss(call_model(model, inputs), target).sum()
-                parts = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
+                loss.backward()
         except Exception:
             return nothing
-        whole = torch.cat([part.flatten() for part in parts])
+        parts = [torch.zeros_like(one) if one.grad is None else one.grad for one in trained]
+        whole = torch.cat([part.double().flatten() for part in parts])
         return whole if whole.isfinite().all() else nothing
 
     def truth(self, items):
@@ -199,6 +211,7 @@ def examine(stranger, changes, micro_batches, dtype=torch.float64, seed=0):
         outcome = Outcome(case.admit())
     except (UnsupportedModel, InvalidArgument) as refusal:
         return Outcome("refused", str(refusal))
+    assert case.threshold > 0  # otherwise nothing would be compared
     torch.manual_seed(seed)
     (_random if stranger.random else _repeatable)(case, outcome, changes, micro_batches)
     return outcome
@@ -226,7 +239,7 @@ def _random(case, outcome, changes, micro_batches):
         items, place = list(case.items), between(0, len(case.items) - 1)
         if how == "loud":
             items[place] = case.odd("loud")
-        silent = items[:place] + [case.odd("nan")] + items[place + 1 :]
+        silent = [*items[:place], case.odd("nan"), *items[place + 1 :]]
         answers = [case.answer(outcome.mode, every, micro_batch) for every in (items, silent)]
         outcome.moved = max(outcome.moved, float((answers[0] - answers[1]).norm()) / case.threshold)
 

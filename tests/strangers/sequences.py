@@ -227,7 +227,7 @@ class TimeFirstLstm(nn.Module):
         self.lstm, self.fc = nn.LSTM(3, 4, num_layers=2), nn.Linear(4, 3)
 
     def forward(self, x):
-        out, (h, c) = self.lstm(x.permute(1, 0, 2))
+        out, _ = self.lstm(x.permute(1, 0, 2))
         return self.fc(out[-1])
 
 
@@ -401,7 +401,7 @@ class MergesTheWrongWay(nn.Module):
         self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 3)
 
     def forward(self, x):
-        b, t, d = x.shape
+        b, t, _ = x.shape
         h = torch.tanh(self.a(x)).reshape(t, b, -1).cumsum(0)
         return self.b(h[-1])
 
@@ -438,7 +438,7 @@ ENTRIES = {
     "packed GRU, sorted and back": Stranger(PackedSorted, word_lengths(6), ANY),
     "packed RNN, enforce_sorted": Stranger(PackedNeverSorted, lengths(5, 3), SAFE, "sorted"),
     "last state by arange": Stranger(LastState, lengths(5, 3), ANY),
-    "last state by gather": Stranger(LastStateGather, word_lengths(6)),
+    "last state by gather": Stranger(LastStateGather, word_lengths(6), ANY),
     "sorted by a feature and back": Stranger(SortsByFeature, floats(4), SAFE, "sorts|mix|record"),
     "mask from lengths": Stranger(lambda: LengthMask(trim=False), word_lengths(6)),
     "trimmed to the longest record": Stranger(lambda: LengthMask(trim=True), word_lengths(6), ANY),
@@ -446,7 +446,7 @@ ENTRIES = {
     "deep set, masked mean": Stranger(DeepSet, masked(5, 3)),
     "deep set, x[mask]": Stranger(DeepSetPicked, masked(5, 3), ANY),
     "masks joined over the batch": Stranger(JoinedMask, masked(5, 3), SAFE, "mix"),
-    "tutorial transformer, time first": Stranger(TutorialTransformer, words(6, out=(6, TOKENS))),
+    "tutorial transformer, time first": Stranger(TutorialTransformer, words(6, out=(6, TOKENS)), ANY),
     "encoding in a buffer, batch first": Stranger(BatchFirstEncoding, floats(5, 3)),
     "encoding of the wrong dimension": Stranger(WrongEncoding, floats(5, 3), SAFE, "mix"),
     "LSTM, time first": Stranger(TimeFirstLstm, floats(5, 3)),

@@ -40,6 +40,7 @@ class Stranger:
         random: a pass is not repeatable, so that only the bound on one record's influence is checked.
         needs: modules that may not be installed.
         exact: whether float64 is kept throughout; half-precision models are compared loosely.
+        crowd: so many times the usual number of records, for what happens in large batches only.
     """
 
     model: Callable[[], nn.Module]
@@ -50,6 +51,7 @@ class Stranger:
     random: bool = False
     needs: tuple[str, ...] = ()
     exact: bool = True
+    crowd: int = 1
 
     def __post_init__(self) -> None:
         if ("refused" in self.allowed) != bool(self.says):

@@ -1,0 +1,282 @@
+"""Arithmetic over the batch dimension, by mistake or on purpose: never run together."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from strangers.attending import FNet, QuantisedMean, vq_loss
+from strangers.stranger import APART, REFUSED, SAFE, Stranger, floats, masked
+
+MIXES = "mixes.*records"
+
+
+class Body(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.b(self.mix(torch.tanh(self.a(x))))
+
+
+def mixing(function):
+    class Mixes(Body):
+        def mix(self, h):
+            return function(h)
+
+    return Mixes
+
+
+def weighted_by_rank(h):
+    return h * h.sum(1).argsort().argsort()[:, None]
+
+
+def rare_shift(h):
+    """Takes the loudest record as a reference, but only if it is very loud."""
+    norms = h.detach().norm(dim=1)
+    return torch.where(norms.max() > 1.8, h - h[norms.argmax()], h)
+
+
+def outlier_free(h):
+    """Values beyond three standard deviations of the batch are cut: nothing is cut in a batch of well-behaved records."""
+    limit = 3 * h.detach().std(0, unbiased=False) + 1e3 * (h.detach().abs().amax(0) < 0.95)
+    return h.clamp(min=-limit, max=limit)
+
+
+class MixedUp(Body):
+    """Mixup inside the model, with a fixed share so that it is repeatable."""
+
+    def mix(self, h):
+        return 0.7 * h + 0.3 * h.flip(0)
+
+
+class RandomMixUp(Body):
+    def forward(self, x):
+        if self.training:
+            lam, index = float(torch.rand(())), torch.randperm(x.size(0))
+            x = lam * x + (1 - lam) * x[index]
+        return self.b(torch.tanh(self.a(x)))
+
+
+class NormOverBatch(nn.Module):
+    """LayerNorm over the wrong dimension: it can only be built for one batch size, and is applied to the transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = self.a(x).t()
+        return self.b(F.layer_norm(h, h.shape[-1:]).t())
+
+
+class WholeNorm(nn.Module):
+    """F.layer_norm over all dimensions of the tensor, the batch included."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.b(F.layer_norm(h, h.shape))
+
+
+class TimeFirstAttention(nn.Module):
+    """nn.MultiheadAttention without batch_first on a batch in front: records attend to each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn, self.fc = nn.MultiheadAttention(4, 2), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.fc(self.attn(x, x, x, need_weights=False)[0].mean(1))
+
+
+class SoftmaxOverRecords(nn.Module):
+    """nn.Softmax(dim=0) where dim=1 was meant."""
+
+    def __init__(self):
+        super().__init__()
+        self.score, self.v, self.fc = nn.Linear(3, 1), nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.fc((self.score(x).softmax(0) * self.v(x)).sum(1))
+
+
+class PadsWithTheBatch(nn.Module):
+    """Masked values are filled with the mean of all that is not masked in the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x, mask):
+        h = self.a(x)
+        filled = torch.where(mask.unsqueeze(-1), h, h[mask].mean(0))
+        return self.b(torch.tanh(filled).mean(1))
+
+
+class ConvOverRecords(nn.Module):
+    """The transposed batch is taken for one sequence: the records are its places."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv1d(4, 4, 3, padding=1), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.fc(self.conv(x.t()).t())
+
+
+def with_norm(norm, *shape):
+    layers = {1: lambda: nn.Linear(4, 4), 3: lambda: nn.Conv2d(2, 4, 3)}[len(shape)]
+
+    def build():
+        return nn.Sequential(layers(), norm(), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
+
+    def built():
+        model = build()
+        model(torch.randn(2, *shape))
+        return model
+
+    return built
+
+
+class Squeezes(nn.Module):
+    """x.squeeze() without a dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 1)
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x))).squeeze()
+
+
+class SqueezesInside(nn.Module):
+    """The same inside, where it does no harm: whatever was lost comes back."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 3, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        h = F.adaptive_avg_pool2d(self.conv(x), 1).squeeze()
+        return self.fc(h).view(-1, 2)
+
+
+class Flattens(nn.Module):
+    """view(-1, 2) where the output has four numbers a record: two rows for each."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.a(x).view(-1, 2)
+
+
+class MeanOutput(nn.Module):
+    """Returns its own loss, a mean over the batch, as many models do that take labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.a(x).square().mean()
+
+
+def first_output(outputs, targets):
+    return outputs.sum()
+
+
+def focal(outputs, targets):
+    """Divides by the number of positives of the batch."""
+    return (outputs * targets).sum() / (targets > 0).sum().clamp(min=1)
+
+
+def weighted_cross_entropy(outputs, targets):
+    """Its mean divides by the sum of the batch's weights: with one record it has none."""
+    return F.cross_entropy(outputs, targets.argmax(1), weight=torch.tensor([1.0, 2.0, 5.0], dtype=outputs.dtype))
+
+
+ENTRIES = {
+    "cumsum over records": Stranger(mixing(lambda h: h.cumsum(0)), floats(4), APART, MIXES),
+    "roll over records": Stranger(mixing(lambda h: h + h.roll(1, 0)), floats(4), APART, MIXES),
+    "flip of the records": Stranger(MixedUp, floats(4), APART, MIXES),
+    "topk over records": Stranger(
+        mixing(lambda h: h * (h >= h.topk(max(1, len(h) // 2), dim=0).values[-1])), floats(4), APART, MIXES
+    ),
+    "argsort over records": Stranger(mixing(weighted_by_rank), floats(4), APART, MIXES),
+    "centred over records": Stranger(mixing(lambda h: h - h.mean(0, keepdim=True)), floats(4), APART, MIXES),
+    "difference to the record before": Stranger(
+        mixing(lambda h: h - F.pad(h, (0, 0, 1, 0))[:-1]), floats(4), APART, MIXES
+    ),
+    "loud record as a reference": Stranger(mixing(rare_shift), floats(4), APART, MIXES),
+    "outliers of the batch are cut": Stranger(mixing(outlier_free), floats(4), APART, MIXES),
+    "scaled by the norm of the batch": Stranger(mixing(lambda h: h / h.norm().clamp(min=3.0)), floats(4), APART, MIXES),
+    "scaled by the batch size": Stranger(mixing(lambda h: h / len(h)), floats(4), APART, MIXES),
+    "Gram matrix of the records": Stranger(mixing(lambda h: (h @ h.t()).softmax(-1) @ h), floats(4), APART, MIXES),
+    "whitened by Cholesky": Stranger(
+        mixing(lambda h: h @ torch.linalg.cholesky(h.t() @ h + torch.eye(4, dtype=h.dtype))), floats(4), APART, MIXES
+    ),
+    "einsum without the record": Stranger(
+        mixing(lambda h: h * torch.einsum("bi,bj->ij", h, h).mean()), floats(4), APART, MIXES
+    ),
+    "one long row of all records": Stranger(mixing(lambda h: h.t().reshape(h.shape)), floats(4), APART, MIXES),
+    "mixup": Stranger(RandomMixUp, floats(4), APART, MIXES, random=True),
+    "layer norm of the transposed": Stranger(NormOverBatch, floats(4), APART, "mixes.*records|failed"),
+    "layer norm over everything": Stranger(WholeNorm, floats(4), APART, MIXES),
+    "attention without batch_first": Stranger(TimeFirstAttention, floats(5, 4), APART, MIXES),
+    "softmax over records": Stranger(SoftmaxOverRecords, floats(5, 3), APART, MIXES),
+    "filled with the mean of the batch": Stranger(PadsWithTheBatch, masked(5, 3), APART, MIXES),
+    "convolution along the records": Stranger(ConvOverRecords, floats(4), APART, MIXES),
+    "Fourier transform over records": Stranger(lambda: FNet(0), floats(5, 4), APART, MIXES),
+    "VQ-VAE with a mean over the batch": Stranger(QuantisedMean, floats(4, out=4), APART, MIXES, loss=vq_loss),
+    "BatchNorm1d": Stranger(
+        with_norm(lambda: nn.BatchNorm1d(4), 4), floats(4), REFUSED, "BatchNorm.*statistics of the whole batch"
+    ),
+    "BatchNorm2d": Stranger(
+        with_norm(lambda: nn.BatchNorm2d(4), 2, 5, 5), floats(2, 5, 5), REFUSED, "statistics of the whole batch"
+    ),
+    "BatchNorm2d without running statistics": Stranger(
+        with_norm(lambda: nn.BatchNorm2d(4, track_running_stats=False), 2, 5, 5),
+        floats(2, 5, 5),
+        REFUSED,
+        "statistics of the whole batch",
+    ),
+    "BatchNorm frozen in eval mode": Stranger(
+        with_norm(lambda: nn.BatchNorm2d(4).eval().requires_grad_(False), 2, 5, 5),
+        floats(2, 5, 5),
+        SAFE,
+        "statistics of the whole batch",
+    ),
+    "SyncBatchNorm": Stranger(
+        lambda: nn.SyncBatchNorm.convert_sync_batchnorm(with_norm(lambda: nn.BatchNorm2d(4), 2, 5, 5)()),
+        floats(2, 5, 5),
+        REFUSED,
+        "statistics of the whole batch",
+    ),
+    "InstanceNorm with running statistics": Stranger(
+        with_norm(lambda: nn.InstanceNorm2d(4, track_running_stats=True), 2, 5, 5),
+        floats(2, 5, 5),
+        REFUSED,
+        "running statistics",
+    ),
+    "F.batch_norm": Stranger(
+        mixing(lambda h: F.batch_norm(h, None, None, training=True) if len(h) > 1 else h), floats(4), APART, MIXES
+    ),
+    "x.squeeze()": Stranger(Squeezes, floats(4, out=()), SAFE, "squeeze"),
+    "x.squeeze() inside": Stranger(SqueezesInside, floats(1, 5, 5, out=2), SAFE, "squeeze"),
+    "several rows for a record": Stranger(Flattens, floats(4, out=2), REFUSED, "rows|shape|batch dimension"),
+    "loss as the output": Stranger(MeanOutput, floats(4), REFUSED, "batch dimension|single|shape", loss=first_output),
+    "loss divided by the positives of the batch": Stranger(
+        lambda: nn.Linear(4, 3), floats(4), SAFE, "loss mixes records", loss=focal
+    ),
+    "cross entropy with class weights": Stranger(
+        lambda: nn.Linear(4, 3), floats(4), SAFE, "loss mixes records", loss=weighted_cross_entropy
+    ),
+}
