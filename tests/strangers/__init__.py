@@ -6,10 +6,21 @@ record by record, or refused with a sentence. `tests/guard/test_strangers.py` ru
 
 from __future__ import annotations
 
-from strangers import attending, chance, functional, machinery, mixing, pairs, remembering, routing, sequences
+from strangers import (
+    attending,
+    chance,
+    functional,
+    hugging_face,
+    machinery,
+    mixing,
+    pairs,
+    remembering,
+    routing,
+    sequences,
+)
 from strangers.stranger import Stranger
 
-KINDS = (sequences, attending, functional, pairs, routing, machinery, remembering, chance, mixing)
+KINDS = (sequences, attending, functional, pairs, routing, machinery, remembering, chance, mixing, hugging_face)
 STRANGERS: dict[str, Stranger] = {name: stranger for kind in KINDS for name, stranger in kind.ENTRIES.items()}
 
 __all__ = ["STRANGERS", "Stranger"]
