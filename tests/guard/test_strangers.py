@@ -241,6 +241,7 @@ def _random(case, outcome, changes, micro_batches):
             items[place] = case.odd("loud")
         silent = [*items[:place], case.odd("nan"), *items[place + 1 :]]
         answers = [case.answer(outcome.mode, every, micro_batch) for every in (items, silent)]
+        assert answers[0].norm() > 0
         outcome.moved = max(outcome.moved, float((answers[0] - answers[1]).norm()) / case.threshold)
 
 

@@ -166,6 +166,18 @@ class ShakeBatch(Body):
         return self.b(torch.tanh(self.a(x + 0.5 * x.std() * torch.randn_like(x) if len(x) > 1 else x)))
 
 
+class OwnGenerator(Body):
+    """Dropout from a generator of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, x):
+        h = torch.tanh(self.a(x))
+        return self.b(h * (torch.rand(h.shape, generator=self.generator) > 0.3).to(h.dtype))
+
+
 def chance(model, allowed, says="", shape=(4,), out=3, loss=None):
     more = {} if loss is None else {"loss": loss}
     return Stranger(model, floats(*shape, out=out), allowed, says, random=True, **more)
@@ -178,6 +190,7 @@ ENTRIES = {
     "dropout by hand": chance(OwnDropout, ANY),
     "dropout divided by what was kept": chance(SelfNormalisedDropout, APART, MIXES),
     "dropout of records, weighed by the batch": chance(RecordDropout, APART, MIXES),
+    "generator of its own": chance(OwnGenerator, SAFE, "[Gg]enerator|random"),
     "Gumbel softmax": chance(Gumbel, ANY),
     "VAE": chance(VAE, ANY, out=4, loss=elbo),
     "diffusion": chance(Diffusion, ANY, out=4),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from strangers.stranger import ANY, APART, SAFE, TOGETHER, Stranger, floats, words
+from strangers.stranger import ANY, APART, SAFE, Stranger, floats, words
 
 
 class Body(nn.Module):
@@ -309,19 +311,27 @@ def from_dict(outputs, targets):
     return (outputs["logits"] * targets).sum()
 
 
-class Ragged(nn.Module):
-    """Takes records of any length: a bag of tokens without padding."""
+class Locked(Body):
+    """Holds a lock, which cannot be copied."""
 
     def __init__(self):
         super().__init__()
-        self.emb, self.gru, self.fc = nn.Embedding(11, 4), nn.GRU(4, 4, batch_first=True), nn.Linear(4, 3)
+        self.lock = threading.Lock()
 
-    def forward(self, ids):
-        return self.fc(self.gru(self.emb(ids))[0].amax(1))
+    def forward(self, x):
+        with self.lock:
+            return self.b(torch.tanh(self.a(x)))
 
 
-def ragged(wide):
-    return torch.randint(0, 11, (int(torch.randint(1, 9, ())) if wide else 4,)), torch.randn(3)
+class NonLeafBuffer(Body):
+    """Keeps a product of parameters that was made once, in the constructor."""
+
+    def __init__(self):
+        super().__init__()
+        self.product = self.b.weight @ self.a.weight
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x))) + x @ self.product.detach().t().to(x.dtype)
 
 
 ENTRIES = {
@@ -358,5 +368,6 @@ ENTRIES = {
     "outputs in a dict with None": Stranger(
         KeywordOutputs, floats(4), SAFE, "output.*None|returns None", loss=from_dict
     ),
-    "records of any length": Stranger(Ragged, ragged, TOGETHER),
+    "module with a lock": Stranger(Locked, floats(4), SAFE, "cannot be copied.*lock"),
+    "product of parameters in an attribute": Stranger(NonLeafBuffer, floats(4), SAFE, "cannot be copied|graph leaves"),
 }

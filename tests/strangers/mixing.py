@@ -45,6 +45,18 @@ def outlier_free(h):
     return h.clamp(min=-limit, max=limit)
 
 
+def mixes_backwards(h):
+    """The values are those of the record; their gradient is not."""
+    mixed = h.cumsum(0)
+    return h.detach() + mixed - mixed.detach()
+
+
+def rarely_mixes_backwards(h):
+    """The same, where one record is loud."""
+    mixed = torch.where(h.detach().norm(dim=1).amax() > 1.8, h.flip(0), h)
+    return h.detach() + mixed - mixed.detach()
+
+
 class MixedUp(Body):
     """Mixup inside the model, with a fixed share so that it is repeatable."""
 
@@ -216,6 +228,8 @@ ENTRIES = {
         mixing(lambda h: h - F.pad(h, (0, 0, 1, 0))[:-1]), floats(4), APART, MIXES
     ),
     "loud record as a reference": Stranger(mixing(rare_shift), floats(4), APART, MIXES),
+    "mixes in the backward pass only": Stranger(mixing(mixes_backwards), floats(4), APART, MIXES),
+    "mixes in the backward pass where one is loud": Stranger(mixing(rarely_mixes_backwards), floats(4), APART, MIXES),
     "outliers of the batch are cut": Stranger(mixing(outlier_free), floats(4), APART, MIXES),
     "scaled by the norm of the batch": Stranger(mixing(lambda h: h / h.norm().clamp(min=3.0)), floats(4), APART, MIXES),
     "scaled by the batch size": Stranger(mixing(lambda h: h / len(h)), floats(4), APART, MIXES),

@@ -17,6 +17,10 @@ def routed(wide):
     return x, torch.randn(3)
 
 
+def loud_or_not(wide):
+    return torch.randn(4) * (100.0 if wide and between(0, 1) else 1.0), torch.randn(3)
+
+
 class Experts(nn.Module):
     def __init__(self):
         super().__init__()
@@ -180,6 +184,24 @@ class BranchOnHugeBatch(Body):
         return self.b(torch.tanh(h))
 
 
+class BranchOnSomeSizes(Body):
+    """Centres batches of seven, ten and eleven records."""
+
+    def forward(self, x):
+        h = self.a(x)
+        if len(x) in (7, 10, 11):
+            h = h - h.mean(0)
+        return self.b(torch.tanh(h))
+
+
+class DropsRecords(Body):
+    """Leaves out the records that are too loud, without a word."""
+
+    def forward(self, x):
+        x = x[x.abs().amax(1) < 50]
+        return self.b(torch.tanh(self.a(x)))
+
+
 class BranchOnTraining(Body):
     def forward(self, x):
         h = torch.tanh(self.a(x))
@@ -327,6 +349,8 @@ ENTRIES = {
     "branch on more than a hundred records": Stranger(
         BranchOnHugeBatch, floats(4), SAFE, "mixes.*records|size", crowd=12
     ),
+    "branch on seven, ten or eleven records": Stranger(BranchOnSomeSizes, floats(4), SAFE, "mixes.*records|size"),
+    "loud records left out": Stranger(DropsRecords, loud_or_not, SAFE, "rows|shape|records"),
     "branch on self.training": Stranger(BranchOnTraining, floats(4)),
     "branch on a counter": Stranger(BranchOnCounter, floats(4), SAFE, "state|calls|remember|attribute"),
     "loop over records with a branch": Stranger(PerRecordLoop, floats(4), ANY),

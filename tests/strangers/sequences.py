@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from strangers.stranger import ANY, SAFE, TOGETHER, Stranger, floats, lengths, masked, word_lengths, words
+from strangers.stranger import ANY, SAFE, TOGETHER, Stranger, between, floats, lengths, masked, word_lengths, words
 
 TOKENS = 11
 
@@ -433,7 +433,54 @@ class FrameNorm(nn.Module):
         return self.fc(h.mean(-1).unflatten(0, (n, t)).amax(1))
 
 
+class PackedByZeros(nn.Module):
+    """Finds the lengths itself: the last place of a record that is not zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru, self.fc = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x, lengths):
+        found = (x.abs().sum(-1) > 0).sum(1)
+        packed = pack_padded_sequence(x, found.cpu(), batch_first=True, enforce_sorted=False)
+        return self.fc(self.gru(packed)[1][-1])
+
+
+class AnyLength(nn.Module):
+    """Takes records of any length, without padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.emb, self.gru, self.fc = nn.Embedding(TOKENS, 4), nn.GRU(4, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, ids):
+        return self.fc(self.gru(self.emb(ids))[0].amax(1))
+
+
+class AnyLengthTheWrongWay(nn.Module):
+    """reshape(t, b, d) in place of a transposition: right as long as t is 1, as it is for the first record."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.fc = nn.RNN(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        b, t, d = x.shape
+        return self.fc(self.rnn(x.reshape(t, b, d))[0][-1])
+
+
+def any_length(wide):
+    return torch.randint(0, TOKENS, (between(1, 8) if wide else 4,)), torch.randn(3)
+
+
+def one_place_or_more(wide):
+    return torch.randn(3 if wide else 1, 3), torch.randn(3)
+
+
 ENTRIES = {
+    "packed by what is not zero": Stranger(PackedByZeros, lengths(5, 3), ANY),
+    "records of any length": Stranger(AnyLength, any_length),
+    "records of any length the wrong way": Stranger(AnyLengthTheWrongWay, one_place_or_more, SAFE, "mix"),
     "packed LSTM, unsorted": Stranger(PackedUnsorted, word_lengths(6), ANY),
     "packed GRU, sorted and back": Stranger(PackedSorted, word_lengths(6), ANY),
     "packed RNN, enforce_sorted": Stranger(PackedNeverSorted, lengths(5, 3), SAFE, "sorted"),
