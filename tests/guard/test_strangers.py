@@ -31,7 +31,8 @@ from items import Items
 from strangers import STRANGERS
 
 BOUND = 1 + FLOAT32_HEADROOM
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
+ROUGH = 2e-2
 MICRO_BATCHES = (2, 3, 7, "auto")
 CHANGES = ("loud", "between", "removed", "nan", "front", "repeated", "behind")
 RECORDS = 9
@@ -251,7 +252,7 @@ def judge(stranger, outcome, tolerance):
         assert re.search(stranger.says, outcome.sentence), outcome.sentence
         return
     assert outcome.moved <= BOUND, outcome
-    assert outcome.error <= (tolerance if stranger.exact else 0.1), outcome
+    assert outcome.error <= (tolerance if stranger.exact else ROUGH), outcome
 
 
 def installed(stranger):

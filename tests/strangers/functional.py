@@ -380,7 +380,79 @@ class FastWeights(nn.Module):
         return self.out((q.unsqueeze(1) @ memory).squeeze(1))
 
 
+class UniqueRows(nn.Module):
+    """Looks every token of the batch up once, and deals the rows out."""
+
+    def __init__(self):
+        super().__init__()
+        self.emb, self.fc = nn.Embedding(11, 4), nn.Linear(4, 3)
+
+    def forward(self, ids):
+        unique, inverse = torch.unique(ids, return_inverse=True)
+        return self.fc(torch.tanh(self.emb(unique))[inverse].sum(1))
+
+
+class SparseFeatures(nn.Module):
+    """A sparse matrix over the features: records are columns for a while."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.register_buffer("places", torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 0]]))
+
+    def forward(self, x):
+        matrix = torch.sparse_coo_tensor(self.places, torch.ones(5, dtype=x.dtype), (4, 4))
+        return self.b(torch.sparse.mm(matrix, torch.tanh(self.a(x)).t()).t())
+
+
+class AdaIN(nn.Module):
+    """Instance norm as batch norm of one long record, (1, b·c, h, w), as in MUNIT."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.style, self.fc = nn.Conv2d(2, 3, 3), nn.Linear(4, 6), nn.Linear(3, 3)
+
+    def forward(self, x, style):
+        h = self.conv(x)
+        b, c = h.shape[:2]
+        weight, bias = self.style(style).chunk(2, 1)
+        flat = h.contiguous().view(1, b * c, *h.shape[2:])
+        h = F.batch_norm(flat, None, None, weight.reshape(-1), bias.reshape(-1), True).view(h.shape)
+        return self.fc(h.square().mean((2, 3)))
+
+
+class GroupForEachRecord(nn.Module):
+    """Group norm of (1, b·c, t) with as many groups as records."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv1d(2, 3, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        h = self.conv(x)
+        h = F.group_norm(h.reshape(1, -1, h.shape[2]), h.shape[0]).view(h.shape)
+        return self.fc(h.amax(2))
+
+
+class Quantiser(nn.Module):
+    """Weights in eight levels, straight through; learned step size."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.step = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.tensor(0.2))
+
+    def forward(self, x):
+        scaled = (self.weight / self.step).clamp(-4, 3)
+        rounded = scaled + (scaled.round() - scaled).detach()
+        return F.linear(x, rounded * self.step)
+
+
 ENTRIES = {
+    "unique tokens of the batch": Stranger(UniqueRows, words(5), ANY),
+    "sparse matrix over features": Stranger(SparseFeatures, floats(4), ANY),
+    "AdaIN by batch_norm of one long record": Stranger(AdaIN, styled, ANY),
+    "a group of group_norm for each record": Stranger(GroupForEachRecord, floats(2, 6), ANY),
+    "quantised weights": Stranger(Quantiser, floats(4), ANY),
     "functional conv2d and linear, parameter list": Stranger(FunctionalNet, floats(1, 6, 6), ANY),
     "functional embedding": Stranger(FunctionalEmbedding, words(5), ANY),
     "padding_idx beside bare parameters": Stranger(IndexedTable, words(5), ANY),

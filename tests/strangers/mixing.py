@@ -57,6 +57,60 @@ def rarely_mixes_backwards(h):
     return h.detach() + mixed - mixed.detach()
 
 
+def numbered(h):
+    """The place in the batch as a feature."""
+    return h + torch.arange(len(h), dtype=h.dtype)[:, None]
+
+
+def last_doubled(h):
+    h = h.clone()
+    h[-1] *= 2
+    return h
+
+
+def overlapping(h):
+    """Windows of two rows by as_strided, past the end of a record."""
+    padded = torch.cat([h, h[-1:]]).contiguous()
+    return padded.as_strided((len(h), 2, h.shape[1]), (h.shape[1], h.shape[1], 1)).amax(1)
+
+
+def quantised(h):
+    """Eight bits for the largest value of the batch, straight through."""
+    scale = h.detach().abs().max().clamp(min=1e-8) / 7
+    return h + ((h / scale).round() * scale - h).detach()
+
+
+class Square(nn.Module):
+    """Transposes where the batch is as large as the record is wide."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 10), nn.Linear(10, 3)
+
+    def forward(self, x):
+        h = torch.tanh(self.a(x))
+        return self.b(h.mT if h.shape[0] == h.shape[1] else h)
+
+
+class GateWithoutDimension(Body):
+    """(b, d) times (b,): right for one record, an error for most batches, and something else for a batch of d."""
+
+    def mix(self, h):
+        return h * h.sum(1).sigmoid()
+
+
+class FixedBatchSize(nn.Module):
+    """Knows its batch size from the constructor."""
+
+    def __init__(self):
+        super().__init__()
+        self.batch_size, self.rnn, self.fc = 8, nn.RNN(3, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        h0 = torch.zeros(1, self.batch_size, 4, dtype=x.dtype)
+        return self.fc(self.rnn(x, h0)[0][:, -1])
+
+
 class MixedUp(Body):
     """Mixup inside the model, with a fixed share so that it is repeatable."""
 
@@ -210,6 +264,25 @@ def focal(outputs, targets):
     return (outputs * targets).sum() / (targets > 0).sum().clamp(min=1)
 
 
+def broadcast(outputs, targets):
+    """(b, 1) against (b,): every prediction is compared with every target."""
+    return F.mse_loss(outputs, targets)
+
+
+def cox(outputs, targets):
+    """The partial likelihood: a patient is compared with all who are still there."""
+    time, risk = targets[:, 0], outputs[:, 0]
+    risk = risk[time.argsort(descending=True)]
+    return (risk.logcumsumexp(0) - risk).mean()
+
+
+def concordance(outputs, targets):
+    """1 − the concordance correlation coefficient, from means and variances over the batch."""
+    x, y = outputs[:, 0], targets[:, 0]
+    covariance = ((x - x.mean()) * (y - y.mean())).mean()
+    return 1 - 2 * covariance / (x.var(unbiased=False) + y.var(unbiased=False) + (x.mean() - y.mean()) ** 2)
+
+
 def weighted_cross_entropy(outputs, targets):
     """Its mean divides by the sum of the batch's weights: with one record it has none."""
     return F.cross_entropy(outputs, targets.argmax(1), weight=torch.tensor([1.0, 2.0, 5.0], dtype=outputs.dtype))
@@ -228,6 +301,16 @@ ENTRIES = {
         mixing(lambda h: h - F.pad(h, (0, 0, 1, 0))[:-1]), floats(4), APART, MIXES
     ),
     "loud record as a reference": Stranger(mixing(rare_shift), floats(4), APART, MIXES),
+    "number of the record as a feature": Stranger(mixing(numbered), floats(4), APART, MIXES),
+    "last record doubled": Stranger(mixing(last_doubled), floats(4), APART, MIXES),
+    "unfold over records": Stranger(
+        mixing(lambda h: torch.cat([h, h[-1:]]).unfold(0, 2, 1).amax(-1)), floats(4), APART, MIXES
+    ),
+    "as_strided over records": Stranger(mixing(overlapping), floats(4), APART, MIXES),
+    "quantised by the largest value of the batch": Stranger(mixing(quantised), floats(4), APART, MIXES),
+    "transposed where the batch is square": Stranger(Square, floats(4), SAFE, "mixes.*records|size"),
+    "gate without a dimension": Stranger(GateWithoutDimension, floats(4), SAFE, "mixes.*records|size of tensor|shape"),
+    "fixed batch size": Stranger(FixedBatchSize, floats(5, 3), SAFE, "hidden.*size|batch size|shape"),
     "mixes in the backward pass only": Stranger(mixing(mixes_backwards), floats(4), APART, MIXES),
     "mixes in the backward pass where one is loud": Stranger(mixing(rarely_mixes_backwards), floats(4), APART, MIXES),
     "outliers of the batch are cut": Stranger(mixing(outlier_free), floats(4), APART, MIXES),
@@ -290,6 +373,11 @@ ENTRIES = {
     "loss divided by the positives of the batch": Stranger(
         lambda: nn.Linear(4, 3), floats(4), SAFE, "loss mixes records", loss=focal
     ),
+    "broadcast in the loss": Stranger(
+        lambda: nn.Linear(4, 1), floats(4, out=()), SAFE, "loss mixes records", loss=broadcast
+    ),
+    "Cox partial likelihood": Stranger(lambda: nn.Linear(4, 1), floats(4), REFUSED, "loss mixes records", loss=cox),
+    "concordance": Stranger(lambda: nn.Linear(4, 1), floats(4), REFUSED, "loss mixes records", loss=concordance),
     "cross entropy with class weights": Stranger(
         lambda: nn.Linear(4, 3), floats(4), SAFE, "loss mixes records", loss=weighted_cross_entropy
     ),

@@ -6,9 +6,22 @@ import math
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from strangers.stranger import ANY, SAFE, TOGETHER, Stranger, between, floats, lengths, masked, word_lengths, words
+from strangers.stranger import (
+    ANY,
+    SAFE,
+    TOGETHER,
+    Stranger,
+    between,
+    floats,
+    length_of,
+    lengths,
+    masked,
+    word_lengths,
+    words,
+)
 
 TOKENS = 11
 
@@ -469,6 +482,58 @@ class AnyLengthTheWrongWay(nn.Module):
         return self.fc(self.rnn(x.reshape(t, b, d))[0][-1])
 
 
+class CRF(nn.Module):
+    """A BiLSTM with a conditional random field: the loss is what comes out."""
+
+    def __init__(self):
+        super().__init__()
+        self.emb, self.lstm = nn.Embedding(TOKENS, 4), nn.LSTM(4, 2, batch_first=True, bidirectional=True)
+        self.emit, self.trans = nn.Linear(4, 3), nn.Parameter(torch.randn(3, 3))
+        self.start, self.end = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
+
+    def forward(self, ids, lengths):
+        emissions = self.emit(self.lstm(self.emb(ids))[0])
+        tags = ids % 3
+        mask = torch.arange(ids.size(1)) < lengths[:, None]
+        score = self.start[tags[:, 0]] + emissions[:, 0].gather(1, tags[:, :1]).squeeze(1)
+        alpha = self.start + emissions[:, 0]
+        for t in range(1, ids.size(1)):
+            step = self.trans[tags[:, t - 1], tags[:, t]] + emissions[:, t].gather(1, tags[:, t : t + 1]).squeeze(1)
+            score = score + step * mask[:, t]
+            onward = torch.logsumexp(alpha.unsqueeze(2) + self.trans + emissions[:, t].unsqueeze(1), dim=1)
+            alpha = torch.where(mask[:, t].unsqueeze(1), onward, alpha)
+        last = tags.gather(1, (lengths - 1).unsqueeze(1)).squeeze(1)
+        return torch.logsumexp(alpha + self.end, 1) - score - self.end[last]
+
+
+def likelihood(outputs, targets):
+    return (outputs * targets[:, 0]).mean()
+
+
+class Speech(nn.Module):
+    """A spectrogram, a recurrent network, and the CTC loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru, self.fc = nn.GRU(5, 4, batch_first=True), nn.Linear(4, 4)
+
+    def forward(self, wave):
+        spectrum = torch.stft(wave, 8, 4, window=torch.hann_window(8, dtype=wave.dtype), return_complex=True)
+        return self.fc(self.gru(spectrum.abs().add(1e-3).log().transpose(1, 2))[0]).log_softmax(-1)
+
+
+def ctc(outputs, targets):
+    inputs = torch.full((len(outputs),), outputs.shape[1])
+    lengths = (targets > 0).sum(1)
+    return F.ctc_loss(outputs.transpose(0, 1), targets, inputs, lengths, reduction="none")
+
+
+def speech(wide):
+    label = torch.randint(1, 4, (3,))
+    label[length_of(wide, 3) :] = 0
+    return torch.randn(24), label
+
+
 def any_length(wide):
     return torch.randint(0, TOKENS, (between(1, 8) if wide else 4,)), torch.randn(3)
 
@@ -479,6 +544,8 @@ def one_place_or_more(wide):
 
 ENTRIES = {
     "packed by what is not zero": Stranger(PackedByZeros, lengths(5, 3), ANY),
+    "conditional random field": Stranger(CRF, word_lengths(5), ANY, loss=likelihood),
+    "spectrogram and CTC": Stranger(Speech, speech, ANY, loss=ctc),
     "records of any length": Stranger(AnyLength, any_length),
     "records of any length the wrong way": Stranger(AnyLengthTheWrongWay, one_place_or_more, SAFE, "mix"),
     "packed LSTM, unsorted": Stranger(PackedUnsorted, word_lengths(6), ANY),
