@@ -29,6 +29,7 @@ from apportion.request import FLOAT32_HEADROOM, ClippedSum, Request
 from apportion.training.session import require_trainable
 from items import Items
 from strangers import STRANGERS
+from strangers.stranger import APART
 
 BOUND = 1 + FLOAT32_HEADROOM
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
@@ -246,6 +247,18 @@ def _random(case, outcome, changes, micro_batches):
         outcome.moved = max(outcome.moved, float((answers[0] - answers[1]).norm()) / case.threshold)
 
 
+def in_company(case, items, own=None):
+    """The gradient of the records' losses, or of one of them, when all run together through the plain model."""
+    inputs, targets = tree_map(lambda leaf: case.typed(leaf, torch.float64).clone(), together(items))
+    with quiet(0):
+        model = case.build(torch.float64).train()
+        pair = call_model(model, inputs), targets
+        chosen = range(len(items)) if own is None else (own,)
+        sum(case.stranger.loss(*tree_map(lambda leaf, i=i: leaf[i : i + 1], pair)).sum() for i in chosen).backward()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.cat([one.new_zeros(one.numel()) if one.grad is None else one.grad.flatten() for one in trained])
+
+
 def judge(stranger, outcome, tolerance):
     assert outcome.kind in stranger.allowed, outcome
     if outcome.kind == "refused":
@@ -267,6 +280,18 @@ def test_a_stranger_is_exact_or_refused(name):
     turn = list(STRANGERS).index(name) % (len(CHANGES) - 1)
     outcome = examine(stranger, ("loud", CHANGES[1 + turn]), (3, "auto"))
     judge(stranger, outcome, TOLERANCE[torch.float64])
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, one in STRANGERS.items() if one.allowed == APART and not one.random and not one.needs]
+)
+def test_a_stranger_that_must_not_run_together_does_mix(name):
+    """Otherwise nothing is learned from it."""
+    case = Case(STRANGERS[name])
+    items = [*case.items, case.odd("loud")]
+    alone = [case.gradient(item) for item in items]
+    pairs = [(in_company(case, items), sum(alone))] + [(in_company(case, items, own), alone[own]) for own in (1, 4)]
+    assert max(float((one - other).norm()) for one, other in pairs) > 1e-3 * case.threshold
 
 
 @pytest.mark.slow
