@@ -170,6 +170,43 @@ class ForwardHook(Body):
         return self.b(torch.tanh(self.a(x)))
 
 
+class ClassAttribute(Body):
+    """Keeps its mean with the class, where no copy of the module has its own."""
+
+    mean = 0.0
+
+    def forward(self, x):
+        h = self.a(x)
+        out = torch.tanh(h + type(self).mean)
+        type(self).mean = 0.5 * float(h.detach().mean())
+        return self.b(out)
+
+
+STATISTICS = {"mean": 0.0}
+
+
+class GlobalDict(Body):
+    """Keeps its mean in a dict of the file."""
+
+    def forward(self, x):
+        h = self.a(x)
+        out = torch.tanh(h + STATISTICS["mean"])
+        STATISTICS["mean"] = h.detach().mean(0)
+        return self.b(out)
+
+
+class CounterBuffer(Body):
+    """Counts its calls in a buffer, and sharpens with them."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, x):
+        self.steps += 1
+        return self.b(torch.tanh(self.a(x) * (1 + 0.5 * self.steps)))
+
+
 class Teacher(Body):
     """A mean teacher: a second network that follows the first at every forward pass, without gradient."""
 
@@ -204,6 +241,16 @@ class WritesOnInput(Body):
         return self.b(torch.relu_(self.a(x)))
 
 
+def fresh_class():
+    ClassAttribute.mean = 0.0
+    return ClassAttribute()
+
+
+def fresh_dict():
+    STATISTICS["mean"] = 0.0
+    return GlobalDict()
+
+
 ENTRIES = {
     "running mean in a buffer": Stranger(RunningBuffer, floats(4), SAFE, KEEPS),
     "running mean in a buffer for evaluation": Stranger(RunningBufferUnused, floats(4), SAFE, KEEPS),
@@ -216,6 +263,9 @@ ENTRIES = {
     "cache by value": Stranger(Cache, floats(4), SAFE, KEEPS),
     "helper object that is no module": Stranger(HelperObject, floats(4), SAFE, KEEPS),
     "forward hook that remembers": Stranger(ForwardHook, floats(4), SAFE, KEEPS + "|hook"),
+    "running mean with the class": Stranger(fresh_class, floats(4), SAFE, KEEPS),
+    "running mean in a dict of the file": Stranger(fresh_dict, floats(4), SAFE, KEEPS),
+    "counter in a buffer": Stranger(CounterBuffer, floats(4), SAFE, KEEPS),
     "mean teacher": Stranger(Teacher, floats(4), SAFE, KEEPS),
     "weight rescaled in place": Stranger(Normalises, floats(4), SAFE, KEEPS + "|in place|weight"),
     "input overwritten": Stranger(WritesOnInput, floats(4), SAFE, "overwrites the records"),
