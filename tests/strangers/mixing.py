@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from strangers.attending import FNet, QuantisedMean, vq_loss
-from strangers.stranger import APART, REFUSED, SAFE, Stranger, floats, masked
+from strangers.stranger import APART, REFUSED, SAFE, Stranger, between, floats, masked, words
 
 MIXES = "mixes.*records"
 
@@ -109,6 +109,82 @@ class FixedBatchSize(nn.Module):
     def forward(self, x):
         h0 = torch.zeros(1, self.batch_size, 4, dtype=x.dtype)
         return self.fc(self.rnn(x, h0)[0][:, -1])
+
+
+class FaintlyMixing(nn.Module):
+    """A billionth of the sum over the batch, which is nothing unless a record is enormous."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.b(torch.tanh(h + 1e-9 * h.sum(0)))
+
+
+def enormous(wide):
+    return torch.randn(4) * (1e10 if wide and between(0, 1) else 1.0), torch.randn(3)
+
+
+class Imputes(Body):
+    """Missing values are filled with the mean of the batch."""
+
+    def forward(self, x):
+        x = torch.where(x.isnan(), torch.nan_to_num(x.nanmean(0)), x)
+        return self.b(torch.tanh(self.a(x)))
+
+
+def incomplete(wide):
+    x = torch.randn(4)
+    if wide:
+        x[between(0, 3)] = float("nan")
+    return x, torch.randn(3)
+
+
+class UnknownWord(nn.Module):
+    """A word that is not known gets the mean of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.emb, self.fc = nn.Embedding(11, 4), nn.Linear(4, 3)
+
+    def forward(self, ids):
+        h = self.emb(ids)
+        h = torch.where((ids == 10).unsqueeze(-1), h.mean((0, 1)), h)
+        return self.fc(torch.tanh(h).sum(1))
+
+
+class CentredBySite(nn.Module):
+    """Each record beside the mean of the records of its hospital: records of different hospitals stay apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x, site):
+        h = self.a(x)
+        sums = torch.zeros(5, 4, dtype=h.dtype).index_add(0, site, h)
+        counts = torch.zeros(5, dtype=h.dtype).index_add(0, site, torch.ones_like(h[:, 0])).clamp(min=1)
+        return self.b(torch.tanh(h + 2 * (sums / counts[:, None])[site]))
+
+
+class PrototypeOfTheClass(nn.Module):
+    """Distances to the mean of each class in the batch, by a matrix of who is of which class."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x, label):
+        h = self.a(x)
+        member = F.one_hot(label, 5).to(h.dtype)
+        prototypes = member.t() @ h / member.sum(0).clamp(min=1)[:, None]
+        return h * 0.5 + prototypes[label]
+
+
+def of_a_site(wide):
+    return (torch.randn(4) * (3 if wide else 1), torch.tensor(between(0, 4))), torch.randn(3)
 
 
 class MixedUp(Body):
@@ -311,6 +387,11 @@ ENTRIES = {
     "transposed where the batch is square": Stranger(Square, floats(4), SAFE, "mixes.*records|size"),
     "gate without a dimension": Stranger(GateWithoutDimension, floats(4), SAFE, "mixes.*records|size of tensor|shape"),
     "fixed batch size": Stranger(FixedBatchSize, floats(5, 3), SAFE, "hidden.*size|batch size|shape"),
+    "a billionth of the others": Stranger(FaintlyMixing, enormous, APART, MIXES),
+    "missing values filled by the batch": Stranger(Imputes, incomplete, APART, MIXES),
+    "unknown words filled by the batch": Stranger(UnknownWord, words(5), APART, MIXES),
+    "mean of the same hospital": Stranger(CentredBySite, of_a_site, APART, MIXES),
+    "prototypes of the classes": Stranger(PrototypeOfTheClass, of_a_site, APART, MIXES),
     "mixes in the backward pass only": Stranger(mixing(mixes_backwards), floats(4), APART, MIXES),
     "mixes in the backward pass where one is loud": Stranger(mixing(rarely_mixes_backwards), floats(4), APART, MIXES),
     "outliers of the batch are cut": Stranger(mixing(outlier_free), floats(4), APART, MIXES),
