@@ -35,7 +35,7 @@ BOUND = 1 + FLOAT32_HEADROOM
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 ROUGH = 2e-2
 MICRO_BATCHES = (2, 3, 7, "auto")
-CHANGES = ("loud", "between", "removed", "nan", "front", "repeated", "behind")
+CHANGES = ("loud", "nan", "between", "removed", "front", "repeated", "behind")
 RECORDS = 9
 
 
@@ -277,8 +277,8 @@ def installed(stranger):
 def test_a_stranger_is_exact_or_refused(name):
     stranger = STRANGERS[name]
     installed(stranger)
-    turn = list(STRANGERS).index(name) % (len(CHANGES) - 1)
-    outcome = examine(stranger, ("loud", CHANGES[1 + turn]), (3, "auto"))
+    turn = list(STRANGERS).index(name) % (len(CHANGES) - 2)
+    outcome = examine(stranger, (*CHANGES[:2], CHANGES[2 + turn]), (3, "auto"))
     judge(stranger, outcome, TOLERANCE[torch.float64])
 
 
@@ -291,7 +291,7 @@ def test_a_stranger_that_must_not_run_together_does_mix(name):
     items = [*case.items, case.odd("loud")]
     alone = [case.gradient(item) for item in items]
     pairs = [(in_company(case, items), sum(alone))] + [(in_company(case, items, own), alone[own]) for own in (1, 4)]
-    assert max(float((one - other).norm()) for one, other in pairs) > 1e-3 * case.threshold
+    assert not all((one - other).norm() <= 1e-3 * case.threshold for one, other in pairs)  # NaN is a difference, too
 
 
 @pytest.mark.slow

@@ -447,7 +447,53 @@ class Quantiser(nn.Module):
         return F.linear(x, rounded * self.step)
 
 
+class Detours(nn.Module):
+    """Ways over the whole batch that lead every record back to itself."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.a, self.b, self.way = nn.Linear(4, 4), nn.Linear(4, 3), way
+
+    def forward(self, x):
+        return self.b(self.way(torch.tanh(self.a(x))))
+
+
+def there_and_back(h):
+    return h.flip(0).square().flip(0).roll(2, 0).roll(-2, 0)
+
+
+def diagonal_of_pairs(h):
+    return h * (h @ h.t()).diagonal().unsqueeze(1)
+
+
+def counted_up(h):
+    return h[torch.ones(len(h), dtype=torch.long).cumsum(0) - 1]
+
+
+def copies(h):
+    return h.repeat_interleave(3, 0).square().view(len(h), 3, -1).mean(1)
+
+
+class ZeroTimesParameters(nn.Module):
+    """Zero times parameters without another use, so that each has a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 3), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.used(x) + 0 * sum(parameter.sum() for parameter in self.unused.parameters())
+
+
 ENTRIES = {
+    "flipped, rolled and back": Stranger(lambda: Detours(there_and_back), floats(4), ANY),
+    "diagonal of all pairs": Stranger(lambda: Detours(diagonal_of_pairs), floats(4), ANY),
+    "identity matrix of the batch": Stranger(
+        lambda: Detours(lambda h: torch.eye(len(h), dtype=h.dtype) @ h), floats(4), ANY
+    ),
+    "index that counts the records": Stranger(lambda: Detours(counted_up), floats(4), ANY),
+    "repeat_interleave and back": Stranger(lambda: Detours(copies), floats(4), ANY),
+    "zero times parameters": Stranger(ZeroTimesParameters, floats(4), ANY),
     "unique tokens of the batch": Stranger(UniqueRows, words(5), ANY),
     "sparse matrix over features": Stranger(SparseFeatures, floats(4), ANY),
     "AdaIN by batch_norm of one long record": Stranger(AdaIN, styled, ANY),

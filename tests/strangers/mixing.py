@@ -187,6 +187,36 @@ def of_a_site(wide):
     return (torch.randn(4) * (3 if wide else 1), torch.tensor(between(0, 4))), torch.randn(3)
 
 
+def pooled(h):
+    return F.avg_pool1d(h.t().unsqueeze(0), 3, stride=1, padding=1).squeeze(0).t()
+
+
+def cut_at_quantiles(h):
+    low, high = h.detach().quantile(0.1, dim=0), h.detach().quantile(0.9, dim=0)
+    return torch.minimum(torch.maximum(h, low), high)
+
+
+def tiled(h):
+    """repeat where repeat_interleave was meant: neighbours are averaged in place of copies."""
+    return h.repeat(2, 1).view(len(h), 2, -1).mean(1)
+
+
+def zero_of_all(h):
+    """Nothing is added, so that every output has a gradient, until a record is infinite."""
+    return h + 0.0 * (h / (h.abs() < 0.999)).sum()
+
+
+class BatchAsImage(nn.Module):
+    """(b, d) as one image of b rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 2, 3, padding=1), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.fc(torch.relu(self.conv(x[None, None])).squeeze(0).transpose(0, 1).flatten(1))
+
+
 class MixedUp(Body):
     """Mixup inside the model, with a fixed share so that it is repeatable."""
 
@@ -392,6 +422,23 @@ ENTRIES = {
     "unknown words filled by the batch": Stranger(UnknownWord, words(5), APART, MIXES),
     "mean of the same hospital": Stranger(CentredBySite, of_a_site, APART, MIXES),
     "prototypes of the classes": Stranger(PrototypeOfTheClass, of_a_site, APART, MIXES),
+    "reversed by an index": Stranger(
+        mixing(lambda h: h + h[torch.arange(len(h) - 1, -1, -1)]), floats(4), APART, MIXES
+    ),
+    "shifted by an index": Stranger(
+        mixing(lambda h: h + h[(torch.arange(len(h)) + 1) % len(h)]), floats(4), APART, MIXES
+    ),
+    "causal mask over records": Stranger(
+        mixing(lambda h: torch.ones(len(h), len(h), dtype=h.dtype).tril() @ h), floats(4), APART, MIXES
+    ),
+    "halves of the flattened batch": Stranger(
+        mixing(lambda h: h.view(2, -1, 2).mean(0).repeat(1, 2)), floats(4), APART, MIXES
+    ),
+    "pooled along the records": Stranger(mixing(pooled), floats(4), APART, MIXES),
+    "cut at quantiles of the batch": Stranger(mixing(cut_at_quantiles), floats(4), APART, MIXES),
+    "repeat in place of repeat_interleave": Stranger(mixing(tiled), floats(4), APART, MIXES),
+    "zero times the sum of the batch": Stranger(mixing(zero_of_all), floats(4), APART, MIXES),
+    "the batch as an image": Stranger(BatchAsImage, floats(4), APART, MIXES),
     "mixes in the backward pass only": Stranger(mixing(mixes_backwards), floats(4), APART, MIXES),
     "mixes in the backward pass where one is loud": Stranger(mixing(rarely_mixes_backwards), floats(4), APART, MIXES),
     "outliers of the batch are cut": Stranger(mixing(outlier_free), floats(4), APART, MIXES),

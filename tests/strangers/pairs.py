@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from strangers.stranger import ANY, REFUSED, Stranger, between, pair_of, words
+from strangers.stranger import ANY, APART, REFUSED, Stranger, between, pair_of, words
 
 
 def tower():
@@ -33,6 +33,13 @@ class OneTower(nn.Module):
         both = self.net(torch.cat([left, right]))
         a, b = both.chunk(2)
         return self.fc(torch.cat([a, b], 1))
+
+
+class OneTowerTheWrongWay(OneTower):
+    """What was joined end to end is taken apart in turns: right for one record."""
+
+    def forward(self, left, right):
+        return self.fc(self.net(torch.cat([left, right])).view(-1, 6))
 
 
 class Stacked(nn.Module):
@@ -162,6 +169,7 @@ class Ranker(nn.Module):
 ENTRIES = {
     "Siamese pair": Stranger(Siamese, pair_of(4, out=())),
     "Siamese pair, one tower for cat([left, right])": Stranger(OneTower, pair_of(4), ANY),
+    "Siamese halves taken apart the wrong way": Stranger(OneTowerTheWrongWay, pair_of(4), APART, "mixes.*records"),
     "Siamese pair merged with the batch": Stranger(
         Stacked, lambda wide: (torch.randn(2, 4) * (10 if wide else 1), torch.randn(())), ANY
     ),
