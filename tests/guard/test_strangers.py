@@ -18,12 +18,12 @@ from torch.utils._pytree import tree_map
 
 import apportion as ap
 from apportion.curator.curator import Curator
-from apportion.curator.gradients.engine import build_engine
+from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.memory import with_known_batch
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.curator.tree import call_model, tensors_of
-from apportion.curator.vetting import VettedShapes
+from apportion.curator.vetting import vetted_engine
 from apportion.errors import InvalidArgument, UnsupportedModel
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Request
 from apportion.training.session import require_trainable
@@ -44,20 +44,22 @@ class Outcome:
     """What became of a model.
 
     Args:
-        mode: the engine that was chosen, or "refused".
+        choice: the engine that was chosen; `None` if the model was refused.
         sentence: of a refusal.
         error: the largest distance from the truth, relative to it.
         moved: the largest change by one record, in clipping thresholds.
     """
 
-    mode: str
+    choice: EngineChoice | None
     sentence: str = ""
     error: float = 0.0
     moved: float = 0.0
 
     @property
     def kind(self):
-        return self.mode if self.mode == "refused" else "alone" if self.mode in ("vmap", "loop") else "together"
+        if self.choice is None:
+            return "refused"
+        return "alone" if self.choice.mode in ("vmap", "loop") else "together"
 
 
 class Case:
@@ -125,7 +127,7 @@ class Case:
         with quiet(0):
             return require_trainable(self.model, self.stranger.loss, as_records(together(self.items)), ap.Execution())
 
-    def answer(self, mode, items, micro_batch):
+    def answer(self, choice, items, micro_batch):
         """What would get noise if all records were drawn."""
         sums = []
 
@@ -136,11 +138,9 @@ class Case:
         with quiet(0):
             records = as_records(together(items))
             execution = with_known_batch(
-                ap.Execution(micro_batch=micro_batch), self.model, mode, records.example[0], float(len(items))
+                ap.Execution(micro_batch=micro_batch), self.model, choice, records.example[0], float(len(items))
             )
-            engine = build_engine(self.model, mode)
-            if mode not in ("vmap", "loop"):
-                engine = VettedShapes(engine, records.example[0])
+            engine = vetted_engine(self.model, choice, records.example[0])
             curator = Curator(records, engine, Books(), Randomness.seeded(0), execution, mechanism=noiseless)
             curator.answer(Request(1.0, 1.0, 1.0, (ClippedSum(self.threshold),)), self.stranger.loss)
         return torch.cat(sums)
@@ -212,7 +212,7 @@ def examine(stranger, changes, micro_batches, dtype=torch.float64, seed=0):
     try:
         outcome = Outcome(case.admit())
     except (UnsupportedModel, InvalidArgument) as refusal:
-        return Outcome("refused", str(refusal))
+        return Outcome(None, str(refusal))
     assert case.threshold > 0  # otherwise nothing would be compared
     torch.manual_seed(seed)
     (_random if stranger.random else _repeatable)(case, outcome, changes, micro_batches)
@@ -220,14 +220,14 @@ def examine(stranger, changes, micro_batches, dtype=torch.float64, seed=0):
 
 
 def _repeatable(case, outcome, changes, micro_batches):
-    found = [case.answer(outcome.mode, case.items, micro_batch) for micro_batch in micro_batches]
+    found = [case.answer(outcome.choice, case.items, micro_batch) for micro_batch in micro_batches]
     truth = case.truth(case.items)
     outcome.error = max(float((one - truth).norm() / truth.norm()) for one in found)
     for number, how in enumerate(changes):
         items = case.neighbour(how)
         if how not in ("front", "behind"):
             items = shuffled(items)
-        answer = case.answer(outcome.mode, items, micro_batches[number % len(micro_batches)])
+        answer = case.answer(outcome.choice, items, micro_batches[number % len(micro_batches)])
         truth = case.truth(items)
         outcome.error = max(outcome.error, float((answer - truth).norm() / max(float(truth.norm()), case.threshold)))
         for one in found:
@@ -242,7 +242,7 @@ def _random(case, outcome, changes, micro_batches):
         if how == "loud":
             items[place] = case.odd("loud")
         silent = [*items[:place], case.odd("nan"), *items[place + 1 :]]
-        answers = [case.answer(outcome.mode, every, micro_batch) for every in (items, silent)]
+        answers = [case.answer(outcome.choice, every, micro_batch) for every in (items, silent)]
         assert answers[0].norm() > 0
         outcome.moved = max(outcome.moved, float((answers[0] - answers[1]).norm()) / case.threshold)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_flatten
 
 from apportion.curator.gradients.forgetting import ModuleState
 from apportion.curator.gradients.materialised import WrittenOut
@@ -34,8 +35,14 @@ def run_record_by_record(module: nn.Module, path: str, names: Mapping[str, str],
             own: parameters[own].expand(records, *parameters[own].shape).detach().requires_grad_() for own in names
         }
 
-        def alone(own_copies: Mapping[str, Tensor], record: Any) -> Any:
-            positional, keywords = map_tensors(lambda tensor: tensor.unsqueeze(0), record)
+        leaves, structure = tree_flatten((inputs, named))
+        carried = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+        def alone(own_copies: Mapping[str, Tensor], record: list[Tensor]) -> Any:
+            own = list(leaves)
+            for index, tensor in zip(carried, record, strict=True):
+                own[index] = tensor.unsqueeze(0)
+            positional, keywords = structure.unflatten(own)
             module.forward = bound
             try:
                 output = functional_call(module, dict(own_copies), positional, keywords)
@@ -45,7 +52,7 @@ def run_record_by_record(module: nn.Module, path: str, names: Mapping[str, str],
 
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")
-            outputs = vmap(alone, randomness="different")(copies, (inputs, named))
+            outputs = vmap(alone, randomness="different")(copies, [leaves[index] for index in carried])
         engine.collect(WrittenOut(names, lambda _: {own: _gradient_of(copies[own]) for own in names}), copies.values())
         return outputs
 

@@ -23,14 +23,16 @@ def record_losses(loss_fn: LossFunction, outputs: Any, targets: Any, *, together
     """
 
     def alone(output: Any, target: Any) -> Tensor:
-        batch_of_one = map_tensors(lambda tensor: tensor.unsqueeze(0), (output, target))
+        batch_of_one = map_tensors(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, (output, target))
         return loss_fn(*batch_of_one).sum()
 
     if together:
         losses: Tensor = vmap(alone, randomness="different")(outputs, targets)
         return losses
     records = range(batch_size(outputs))
-    return torch.stack([alone(*map_tensors(lambda tensor, i=i: tensor[i], (outputs, targets))) for i in records])
+    return torch.stack(
+        [alone(*map_tensors(lambda leaf, i=i: leaf[i] if isinstance(leaf, Tensor) else leaf, (outputs, targets))) for i in records]
+    )
 
 
 class ForeignParameter(UnsupportedModel):

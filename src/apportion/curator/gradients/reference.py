@@ -69,7 +69,7 @@ class ReferenceGradients:
             )
             for i, copies in enumerate(self._copies)
         ]
-        return map_tensors(lambda *tensors: torch.stack(tensors), *outputs)
+        return map_tensors(lambda *rows: torch.stack(rows) if isinstance(rows[0], Tensor) else rows[0], *outputs)
 
     def rows(self) -> dict[str, Tensor]:
         """The gradients (b, *shape) of the micro-batch; a parameter that no record used has zeros. Can be fetched once."""
@@ -95,7 +95,7 @@ class ReferenceGradients:
         self._forget()
         buffers = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
         output = functional_call(self.scratch, {**self._frozen, **buffers, **parameters}, positional, named)
-        return map_tensors(lambda tensor: tensor.squeeze(0), output)
+        return map_tensors(lambda leaf: leaf.squeeze(0) if isinstance(leaf, Tensor) else leaf, output)
 
     def follow(self) -> None:
         """Take over the model's training flags; weights and buffers are copied for every batch."""
