@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _layers():
             f"max_pool{n}d", lambda x, f=pool: f(x, 2, 1, return_indices=True), lambda s=space: (whole(1, 2, *s),)
         )
         yield Case(
-            f"avg_pool{n}d", lambda x, f=getattr(F, f"avg_pool{n}d"): f(x, 2, 1), lambda s=space: (normal(1, 2, *s),)
+            f"avg_pool{n}d", lambda x, n=n: getattr(F, f"avg_pool{n}d")(x, 2, 1), lambda s=space: (normal(1, 2, *s),)
         )
         yield Case(f"lp_pool{n}d", lambda x, f=lp: f(x, 2, 2), lambda s=space: (positive(1, 2, *s),))
         for kind in ("avg", "max"):
@@ -164,7 +164,7 @@ def _layers():
     )
     yield Case(
         "batch_norm in evaluation",
-        lambda w, x, m, v: F.batch_norm(x, m, v, w),
+        lambda w, x, m, v: F.batch_norm(x, m.detach(), v.detach(), w),
         lambda: (normal(4), normal(2, 4, 3), normal(4), positive(4)),
     )
     yield Case(
@@ -173,7 +173,7 @@ def _layers():
         lambda: (normal(4), normal(2, 4)),
     )
     yield Case("prelu", lambda w, x: F.prelu(x, w), lambda: (normal(3), normal(2, 3)))
-    yield Case("rrelu in evaluation", F.rrelu, lambda: (normal(2, 3),))
+    yield Case("rrelu in evaluation", F.rrelu, lambda: (normal(2, 3),), raises=True)
     yield Case("local_response_norm", lambda x: F.local_response_norm(x, 2), lambda: (normal(1, 4, 3),))
     yield Case("glu", F.glu, lambda: (normal(2, 4),))
     yield Case(
@@ -264,18 +264,17 @@ def _losses():
             for extra in ((), (3,), (2, 2)):
                 yield Case(
                     f"cross_entropy {reduction} {options} {extra}",
-                    lambda x, t, w, r=reduction, o=options: F.cross_entropy(x, t, w, reduction=r, **o),
+                    lambda x, t, w, r=reduction, o=options: F.cross_entropy(x, t, w.detach(), reduction=r, **o),
                     lambda e=extra: (normal(2, 5, *e), index(5, 2, *e), positive(5)),
-                    raises=False,
                 )
         yield Case(
             f"cross_entropy of probabilities {reduction}",
-            lambda x, t, w, r=reduction: F.cross_entropy(x, t.softmax(1), w, reduction=r, label_smoothing=0.1),
+            lambda x, t, w, r=reduction: F.cross_entropy(x, t.softmax(1), w.detach(), reduction=r, label_smoothing=0.1),
             lambda: (normal(2, 5, 3), normal(2, 5, 3), positive(5)),
         )
         yield Case(
             f"nll_loss {reduction}",
-            lambda x, t, w, r=reduction: F.nll_loss(x, t, w, ignore_index=1, reduction=r),
+            lambda x, t, w, r=reduction: F.nll_loss(x, t, w.detach(), ignore_index=1, reduction=r),
             lambda: (normal(2, 5, 2, 2), index(5, 2, 2, 2), positive(5)),
         )
         yield Case(
@@ -294,17 +293,19 @@ def _losses():
         ):
             yield Case(
                 f"{name} {reduction}",
-                lambda x, t, r=reduction, n=name: getattr(F, n)(x, t, reduction=r),
+                lambda x, t, r=reduction, n=name: getattr(F, n)(x, t.detach(), reduction=r),
                 lambda: (normal(2, 3), normal(2, 3)),
             )
         yield Case(
             f"binary_cross_entropy_with_logits {reduction}",
-            lambda x, t, w, p, r=reduction: F.binary_cross_entropy_with_logits(x, t, w, pos_weight=p, reduction=r),
+            lambda x, t, w, p, r=reduction: F.binary_cross_entropy_with_logits(
+                x, t.detach(), w.detach(), pos_weight=p.detach(), reduction=r
+            ),
             lambda: (normal(2, 3), positive(2, 3), positive(3), positive(3)),
         )
         yield Case(
             f"multi_margin_loss {reduction}",
-            lambda x, t, w, r=reduction: F.multi_margin_loss(x, t, weight=w, reduction=r),
+            lambda x, t, w, r=reduction: F.multi_margin_loss(x, t, weight=w.detach(), reduction=r),
             lambda: (normal(2, 3), index(3, 2), positive(3)),
         )
         yield Case(
@@ -581,7 +582,10 @@ def _shapes():
         "stack and cat", lambda w, x: [torch.stack([w, x]), torch.cat([w, x], 1)], lambda: (normal(4, 3), normal(4, 3))
     )
     yield Case("split and chunk", lambda x: [*x.split(2), *x.chunk(3, 1), *x.unbind()], lambda: (normal(4, 3),))
-    yield Case("as_strided", lambda x: x.as_strided((2, 2), (1, 2), 1), lambda: (normal(4, 3),))
+    yield Case(
+        "as_strided of a parameter", lambda w: w.as_strided((2, 2), (1, 2), 1), lambda: (normal(4, 3),), raises=True
+    )
+    yield Case("as_strided", lambda w, x: w * x.as_strided((2, 2), (1, 2), 1), lambda: (normal(2, 2), normal(4, 3)))
     yield Case("unfold as a method", lambda x: x.unfold(0, 2, 1), lambda: (normal(4, 3),))
     yield Case("einsum", lambda w, x: torch.einsum("ij,kj->ik", w, x), lambda: (normal(4, 3), normal(2, 3)))
     yield Case("tensordot", lambda w, x: torch.tensordot(w, x, 1), lambda: (normal(4, 3), normal(3, 2)))
@@ -594,6 +598,7 @@ def _shapes():
         "channels last",
         lambda x, w: F.conv2d(x.to(memory_format=torch.channels_last), w),
         lambda: (normal(1, 2, 3, 3), normal(2, 2, 2, 2)),
+        raises=True,
     )
     yield Case("transposed inputs", lambda x, w: (x.t() @ w.t()).t().contiguous(), lambda: (normal(4, 3), normal(2, 4)))
     yield Case("nothing", lambda w, x: (w[:0] * x[:0]).sum() + w.sum(), lambda: (normal(3), normal(3)))

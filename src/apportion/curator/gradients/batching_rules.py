@@ -169,6 +169,12 @@ def _squeeze_one_by_one(input: Tensor) -> Tensor:  # noqa: A002
     return input
 
 
+def _repeats(input: Tensor, *_: Any, **__: Any) -> bool:  # noqa: A002
+    """Whether the records, or others of its elements, share memory, as those of an expanded tensor do."""
+    whole = _physical(input)
+    return any(stride == 0 and size > 1 for stride, size in zip(whole.stride(), whole.shape, strict=True))
+
+
 def _grows(input: Tensor, batch1: Tensor, batch2: Tensor, **_: Any) -> bool:  # noqa: A002
     return tuple(input.shape) != (batch1.size(1), batch2.size(2))
 
@@ -303,6 +309,14 @@ WRONG: tuple[WrongRule, ...] = (
         called=_named("squeeze_"),
         met=_without_dimension,
         instead=_squeeze_one_by_one,
+    ),
+    WrongRule(
+        operation="as_strided of an expanded tensor, as the records' copies of a parameter are",
+        fault="for the records share its memory, each gets the mean of the gradients of all",
+        seen=("2.13.0",),
+        called=_named("as_strided"),
+        met=_repeats,
+        operators=(torch.ops.aten.as_strided.default,),
     ),
     WrongRule(
         operation="as_strided_",
