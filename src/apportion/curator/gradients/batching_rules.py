@@ -169,12 +169,6 @@ def _squeeze_one_by_one(input: Tensor) -> Tensor:  # noqa: A002
     return input
 
 
-def _repeats(input: Tensor, *_: Any, **__: Any) -> bool:  # noqa: A002
-    """Whether the records, or others of its elements, share memory, as those of an expanded tensor do."""
-    whole = _physical(input)
-    return any(stride == 0 and size > 1 for stride, size in zip(whole.stride(), whole.shape, strict=True))
-
-
 def _grows(input: Tensor, batch1: Tensor, batch2: Tensor, **_: Any) -> bool:  # noqa: A002
     return tuple(input.shape) != (batch1.size(1), batch2.size(2))
 
@@ -311,12 +305,12 @@ WRONG: tuple[WrongRule, ...] = (
         instead=_squeeze_one_by_one,
     ),
     WrongRule(
-        operation="as_strided of an expanded tensor, as the records' copies of a parameter are",
-        fault="for the records share its memory, each gets the mean of the gradients of all",
+        operation="as_strided",
+        fault="strides are those of the micro-batch: other records may be read, and of a tensor that is expanded, as the records' "
+        "copies of a parameter are, each record gets the mean of the gradients of all",
         seen=("2.13.0",),
-        called=_named("as_strided"),
-        met=_repeats,
-        operators=(torch.ops.aten.as_strided.default,),
+        called=(*_named("as_strided"), *_named("as_strided_copy")),
+        met=_always,
     ),
     WrongRule(
         operation="as_strided_",
