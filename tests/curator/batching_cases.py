@@ -698,6 +698,24 @@ class Doubled(torch.autograd.Function):
         return Doubled.apply(x), in_dims[0]
 
 
+class Rolled(torch.autograd.Function):
+    """What it computes is not called by the module itself."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return torch.roll(x, 1) + F.embedding(torch.tensor([1]), x.view(1, 1).expand(2, 1), padding_idx=1).sum()
+
+    @staticmethod
+    def setup_context(context, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(context, gradient):
+        return 2 * gradient
+
+
 class WithoutRule(torch.autograd.Function):
     @staticmethod
     def forward(context, x):
@@ -711,6 +729,7 @@ class WithoutRule(torch.autograd.Function):
 def _of_ones_own():
     yield Case("autograd.Function with a generated rule", lambda w, x: Cubed.apply(x, w), lambda: (normal(), normal(4)))
     yield Case("autograd.Function with its own rule", lambda w, x: Doubled.apply(w * x), lambda: (normal(4), normal(4)))
+    yield Case("autograd.Function of a wrong rule", lambda w, x: Rolled.apply(w * x), lambda: (normal(), normal()))
     yield Case("autograd.Function without a rule", lambda w: WithoutRule.apply(w), lambda: (normal(4),), raises=True)
     yield Case(
         "vmap within", lambda w, x: torch.func.vmap(lambda row: (row * w).sum())(x), lambda: (normal(3), normal(4, 3))

@@ -299,6 +299,35 @@ def test_a_scripted_function_does_not_get_past_the_guard():
         compare(scripted, drawn(case, 0), (0, 1, 2), [0, 1])
 
 
+class RolledBack(torch.autograd.Function):
+    """With a wrong rule in its backward pass."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * 1.0
+
+    @staticmethod
+    def setup_context(context, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(context, gradient):
+        return torch.roll(gradient, 1)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_the_backward_pass_of_a_function_is_right_within_the_guard(guarded):
+    copies = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    weights = torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)
+    with no_wrong_batching_rules():
+        outputs = vmap(RolledBack.apply)(copies)
+    with no_wrong_batching_rules() if guarded else nullcontext():
+        (outputs * weights).sum().backward()
+    assert torch.equal(copies.grad, weights) == guarded
+
+
 # Modules
 
 

@@ -10,7 +10,8 @@ alone (`tests/curator/test_batching_rules.py`, which also notices when torch men
 
 computes the operations of the table in another way, by rules that are right, or refuses the model. Functions are met where they are called
 (`TorchFunctionMode`). Operators that get to the kernels by another way, as those of a scripted function do, are refused there
-(`TorchDispatchMode`), as far as they can be told from right ones after batching.
+(`TorchDispatchMode`), as far as they can be told from right ones after batching. The backward pass of an `autograd.Function` whose rule
+torch writes runs under `vmap` too, when the loss is differentiated: it is guarded if that happens within the guard.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -376,6 +379,9 @@ WRONG: tuple[WrongRule, ...] = (
 )
 """Everything that is known to be wrong."""
 
+_REDISPATCH = getattr(torch.overrides, "redispatch_function", None)
+"""Calls a function past the mode that handles it; older versions of torch have none."""
+
 _BY_FUNCTION = {function: rule for rule in WRONG for function in rule.called}
 _BY_OPERATOR = {operator: rule for rule in WRONG for operator in rule.operators}
 
@@ -391,14 +397,38 @@ def wrong_rule(function: Any, arguments: Sequence[Any], named: Mapping[str, Any]
 class _InAnotherWay(TorchFunctionMode):
     """Computes what the table has another way for, and refuses the rest of it."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._entered: list[Any] = []
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _BY_FUNCTION or kwargs:
             rule = wrong_rule(func, args, kwargs)
             if rule is not None:
                 if rule.instead is None:
                     raise _refusal(rule)
-                func = rule.instead
+                return rule.instead(*args, **(kwargs or {}))
+        if isinstance(func, (FunctionType, HigherOrderOperator)):
+            return self._made_of_others(func, types, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _made_of_others(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """A function in Python, or an `autograd.Function`. The mode is left while it is handled, and entered again for what it calls."""
+        if _REDISPATCH is None and isinstance(func, HigherOrderOperator):
+            raise UnsupportedModel(
+                f"torch {torch.__version__} does not show what {func} computes under vmap. "
+                'Use Execution(engine="loop"), or torch 2.13'
+            )
+        if _REDISPATCH is None or (
+            self._entered and self._entered[-1] is func
+        ):  # an operator under its function's name
+            return func(*args, **kwargs)
+        self._entered.append(func)
+        try:
+            with self:
+                return _REDISPATCH(func, types, args, kwargs)
+        finally:
+            self._entered.pop()
 
 
 class _AtTheKernels(TorchDispatchMode):
