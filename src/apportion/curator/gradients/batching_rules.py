@@ -1,0 +1,455 @@
+"""What `torch.func.vmap` gets wrong without saying so, and a guard around a call of it.
+
+`vmap` replaces every operation by one on the whole micro-batch, by a rule that torch has for it. Where there is no rule it raises, and
+a slower engine is used. But some rules are wrong: a record's gradient is then not the one it has alone, or even depends on its place in
+the micro-batch and on its neighbours. `WRONG` is the table of those that were found by comparing, operation by operation, with records
+alone (`tests/curator/test_batching_rules.py`, which also notices when torch mends one).
+
+    with no_wrong_batching_rules():
+        outputs = vmap(alone, randomness="different")(copies, inputs)
+
+computes the operations of the table in another way, by rules that are right, or refuses the model. Functions are met where they are called
+(`TorchFunctionMode`). Operators that get to the kernels by another way, as those of a scripted function do, are refused there
+(`TorchDispatchMode`), as far as they can be told from right ones after batching. The backward pass of an `autograd.Function` whose rule
+torch writes runs under `vmap` too, when the loss is differentiated: it is guarded if that happens within the guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from apportion.errors import UnsupportedModel
+
+
+@dataclass(frozen=True)
+class WrongRule:
+    """One operation that comes out wrong under `vmap`.
+
+    Args:
+        operation: its name, for people, with the condition under which it is wrong.
+        fault: what goes wrong, in one sentence.
+        seen: versions of torch that have the fault.
+        called: the functions that compute it, as a `TorchFunctionMode` sees them. They take the same arguments.
+        met: whether a call with these arguments meets the condition.
+        instead: how to compute the same with rules that are right. Without, the model is refused.
+        operators: what is left of it at the kernels, after batching, where that can be told from a right call by `met`.
+    """
+
+    operation: str
+    fault: str
+    seen: tuple[str, ...]
+    called: tuple[Any, ...]
+    met: Callable[..., bool]
+    instead: Callable[..., Any] | None = None
+    operators: tuple[Any, ...] = ()
+
+
+def _named(name: str) -> tuple[Any, ...]:
+    """Every way to call an operator: torch.name(x), x.name(), torch.ops.aten.name(x), with or without its overload."""
+    packet = getattr(torch.ops.aten, name)
+    places = [getattr(place, name) for place in (torch, Tensor) if hasattr(place, name)]
+    return (*places, packet, *(getattr(packet, overload) for overload in packet.overloads()))
+
+
+def _always(*_: Any, **__: Any) -> bool:
+    return True
+
+
+# Embedding
+
+
+def _function_pads(
+    input: Tensor,  # noqa: A002 (the name that callers use)
+    weight: Tensor,
+    padding_idx: int | None = None,
+    *_: Any,
+    **__: Any,
+) -> bool:
+    return padding_idx is not None
+
+
+def _function_without_padding(
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    padding_idx: int,
+    *rest: Any,
+    **named: Any,
+) -> Tensor:
+    """Rows of padding have the same values and no gradient."""
+    rows = functional.embedding(input, weight, None, *rest, **named)
+    padding = padding_idx + weight.size(0) if padding_idx < 0 else padding_idx
+    return torch.where((input == padding).unsqueeze(-1), rows.detach(), rows)
+
+
+def _operator_pads(weight: Tensor, indices: Tensor, padding_idx: int = -1, *_: Any, **__: Any) -> bool:
+    return padding_idx >= 0
+
+
+def _operator_without_padding(weight: Tensor, indices: Tensor, padding_idx: int, *rest: Any, **named: Any) -> Tensor:
+    rows = torch.embedding(weight, indices, -1, *rest, **named)
+    return torch.where((indices == padding_idx).unsqueeze(-1), rows.detach(), rows)
+
+
+# Values that several elements of a record share
+
+
+def _of_everything(input: Tensor, *rest: Any, **named: Any) -> bool:  # noqa: A002
+    return not rest and not named and input.is_floating_point()
+
+
+class _AmongTies(torch.autograd.Function):
+    """A value of a tensor; its gradient in equal shares to all elements that have this value."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(context: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        values, value = inputs
+        context.save_for_backward(torch.where(value.isnan(), values.isnan(), values == value))
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (ties,) = context.saved_tensors
+        return torch.where(ties, gradient / ties.sum(), 0), None
+
+
+def _shared_by(choose: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def chosen(input: Tensor) -> Tensor:  # noqa: A002
+        shared: Tensor = _AmongTies.apply(input, choose(input.detach()))
+        return shared
+
+    return chosen
+
+
+# Shapes
+
+
+def _is_scalar(input: Tensor, *_: Any, **__: Any) -> bool:  # noqa: A002
+    return input.dim() == 0
+
+
+def _copy(input: Tensor, *_: Any, **__: Any) -> Tensor:  # noqa: A002
+    return input.clone()
+
+
+def _by_slice(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:  # noqa: A002
+    start = index + input.size(dim) if index < 0 else index
+    return torch.slice_scatter(input, src.unsqueeze(dim), dim, start, start + 1)
+
+
+def _value_is_tensor(input: Tensor, dim: int, index: Tensor, value: Any) -> bool:  # noqa: A002
+    return isinstance(value, Tensor)
+
+
+def _fill_own(input: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:  # noqa: A002
+    """The input gets a copy for every record that has a value of its own."""
+    own = torch.where(torch.ones_like(value, dtype=torch.bool), input, input)
+    return torch.index_fill(own, dim, index, value)
+
+
+def _without_dimension(input: Tensor, *rest: Any, **named: Any) -> bool:  # noqa: A002
+    return not rest and not named
+
+
+def _squeeze_one_by_one(input: Tensor) -> Tensor:  # noqa: A002
+    for dimension in reversed([place for place, size in enumerate(input.shape) if size == 1]):
+        input.squeeze_(dimension)
+    return input
+
+
+def _grows(input: Tensor, batch1: Tensor, batch2: Tensor, **_: Any) -> bool:  # noqa: A002
+    return tuple(input.shape) != (batch1.size(1), batch2.size(2))
+
+
+# What a tensor says of itself
+
+
+def _reading(attribute: str) -> Any:
+    """`tensor.attribute`, as a `TorchFunctionMode` sees it."""
+    return getattr(Tensor, attribute).__get__
+
+
+def _own(attribute: str) -> Callable[[Tensor], Any]:
+    def read(tensor: Tensor, *_: Any) -> Any:
+        return getattr(_physical(tensor), attribute)
+
+    return read
+
+
+def _physical(tensor: Tensor) -> Tensor:
+    """The tensor of the whole micro-batch, below the wrappers of `vmap`."""
+    while torch._C._functorch.is_batchedtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+# Losses
+
+
+def _in_chunks(*_: Any, options: Any = None, **__: Any) -> bool:
+    return options is not None
+
+
+def _in_one_piece(*arguments: Any, options: Any, **named: Any) -> Tensor:
+    loss: Tensor = functional.linear_cross_entropy(*arguments, **named)
+    return loss
+
+
+def _has_own_generator(*_: Any, generator: Any = None, **__: Any) -> bool:
+    return generator is not None
+
+
+_OWN_GENERATOR = WrongRule(
+    operation="random numbers from generator=",
+    fault="all records draw from one stream, so what a record draws depends on its place in the micro-batch and is not what it "
+    "draws alone",
+    seen=("2.13.0",),
+    called=(),
+    met=_has_own_generator,
+)
+"""Of any function that takes one."""
+
+WRONG: tuple[WrongRule, ...] = (
+    WrongRule(
+        operation="embedding with padding_idx",
+        fault="the tables of all records are put one below the other and only row padding_idx of the first is padding, so the "
+        "padding of all other records gets a gradient",
+        seen=("2.13.0",),
+        called=(functional.embedding,),
+        met=_function_pads,
+        instead=_function_without_padding,
+    ),
+    WrongRule(
+        operation="the operator embedding with padding_idx",
+        fault="as of the function embedding",
+        seen=("2.13.0",),
+        called=_named("embedding"),
+        met=_operator_pads,
+        instead=_operator_without_padding,
+        operators=(torch.ops.aten.embedding.default,),
+    ),
+    WrongRule(
+        operation="roll of a scalar",
+        fault="the records are rolled: each gets the value of its neighbour",
+        seen=("2.13.0",),
+        called=_named("roll"),
+        met=_is_scalar,
+        instead=_copy,
+    ),
+    WrongRule(
+        operation="select_scatter",
+        fault="the gradient of src is multiplied by the size of the dimension",
+        seen=("2.13.0",),
+        called=_named("select_scatter"),
+        met=_always,
+        instead=_by_slice,
+    ),
+    WrongRule(
+        operation="index_fill with a value that records do not share and an input that they share",
+        fault="the values of several records are written over each other, and have no gradient",
+        seen=("2.13.0",),
+        called=_named("index_fill"),
+        met=_value_is_tensor,
+        instead=_fill_own,
+    ),
+    WrongRule(
+        operation="max of everything",
+        fault="where several elements have the maximum one of them gets the whole gradient, instead of each an equal share",
+        seen=("2.13.0",),
+        called=_named("max"),
+        met=_of_everything,
+        instead=_shared_by(torch.max),
+    ),
+    WrongRule(
+        operation="min of everything",
+        fault="as of max",
+        seen=("2.13.0",),
+        called=_named("min"),
+        met=_of_everything,
+        instead=_shared_by(torch.min),
+    ),
+    WrongRule(
+        operation="median of everything",
+        fault="as of max",
+        seen=("2.13.0",),
+        called=_named("median"),
+        met=_of_everything,
+        instead=_shared_by(torch.median),
+    ),
+    WrongRule(
+        operation="nanmedian of everything",
+        fault="as of max",
+        seen=("2.13.0",),
+        called=_named("nanmedian"),
+        met=_of_everything,
+        instead=_shared_by(torch.nanmedian),
+    ),
+    WrongRule(
+        operation="squeeze_ without a dimension",
+        fault="of a micro-batch of one record the dimension of the records is removed too",
+        seen=("2.13.0",),
+        called=_named("squeeze_"),
+        met=_without_dimension,
+        instead=_squeeze_one_by_one,
+    ),
+    WrongRule(
+        operation="as_strided",
+        fault="strides are those of the micro-batch: other records may be read, and of a tensor that is expanded, as the records' "
+        "copies of a parameter are, each record gets the mean of the gradients of all",
+        seen=("2.13.0",),
+        called=(*_named("as_strided"), *_named("as_strided_copy")),
+        met=_always,
+    ),
+    WrongRule(
+        operation="as_strided_",
+        fault="the tensor keeps its shape and values",
+        seen=("2.13.0",),
+        called=_named("as_strided_"),
+        met=_always,
+    ),
+    WrongRule(
+        operation="set_",
+        fault="the tensor keeps its values",
+        seen=("2.13.0",),
+        called=_named("set_"),
+        met=_always,
+    ),
+    WrongRule(
+        operation="resize_",
+        fault="the values of all records are laid out anew, over the bounds of records",
+        seen=("2.13.0",),
+        called=_named("resize_"),
+        met=_always,
+    ),
+    WrongRule(
+        operation="resize_as_",
+        fault="the tensor keeps its shape",
+        seen=("2.13.0",),
+        called=_named("resize_as_"),
+        met=_always,
+    ),
+    WrongRule(
+        operation="addbmm_ of a tensor that grows by it",
+        fault="the tensor keeps its shape",
+        seen=("2.13.0",),
+        called=_named("addbmm_"),
+        met=_grows,
+    ),
+    WrongRule(
+        operation="linear_cross_entropy with options",
+        fault="it takes the weights for frozen, as they say of themselves under vmap, and gives them no gradient",
+        seen=("2.13.0",),
+        called=tuple(function for function in (getattr(functional, "linear_cross_entropy", None),) if function),
+        met=_in_chunks,
+        instead=_in_one_piece,
+    ),
+    WrongRule(
+        operation="Tensor.requires_grad",
+        fault="it is False for every tensor, so what a module does for the sake of gradients is left out: backward hooks of modules, "
+        "`if x.requires_grad: x.register_hook(...)`",
+        seen=("2.13.0",),
+        called=(_reading("requires_grad"),),
+        met=_always,
+        instead=_own("requires_grad"),
+    ),
+    WrongRule(
+        operation="Tensor.grad_fn",
+        fault="it is None for every tensor",
+        seen=("2.13.0",),
+        called=(_reading("grad_fn"),),
+        met=_always,
+        instead=_own("grad_fn"),
+    ),
+    _OWN_GENERATOR,
+)
+"""Everything that is known to be wrong."""
+
+_REDISPATCH = getattr(torch.overrides, "redispatch_function", None)
+"""Calls a function past the mode that handles it; older versions of torch have none."""
+
+_BY_FUNCTION = {function: rule for rule in WRONG for function in rule.called}
+_BY_OPERATOR = {operator: rule for rule in WRONG for operator in rule.operators}
+
+
+def wrong_rule(function: Any, arguments: Sequence[Any], named: Mapping[str, Any] | None = None) -> WrongRule | None:
+    """The entry of the table that a call meets: `function` as a `TorchFunctionMode` sees it while `vmap` runs."""
+    rule = _BY_FUNCTION.get(function)
+    if rule is not None and rule.met(*arguments, **(named or {})):
+        return rule
+    return _OWN_GENERATOR if named and _OWN_GENERATOR.met(**named) else None
+
+
+class _InAnotherWay(TorchFunctionMode):
+    """Computes what the table has another way for, and refuses the rest of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._entered: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _BY_FUNCTION or kwargs:
+            rule = wrong_rule(func, args, kwargs)
+            if rule is not None:
+                if rule.instead is None:
+                    raise _refusal(rule)
+                return rule.instead(*args, **(kwargs or {}))
+        if isinstance(func, (FunctionType, HigherOrderOperator)):
+            return self._made_of_others(func, types, args, kwargs or {})
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _made_of_others(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """A function in Python, or an `autograd.Function`. The mode is left while it is handled, and entered again for what it calls."""
+        if _REDISPATCH is None and isinstance(func, HigherOrderOperator):
+            raise UnsupportedModel(
+                f"torch {torch.__version__} does not show what {func} computes under vmap. "
+                'Use Execution(engine="loop"), or torch 2.13'
+            )
+        if _REDISPATCH is None or (
+            self._entered and self._entered[-1] is func
+        ):  # an operator under its function's name
+            return func(*args, **kwargs)
+        self._entered.append(func)
+        try:
+            with self:
+                return _REDISPATCH(func, types, args, kwargs)
+        finally:
+            self._entered.pop()
+
+
+class _AtTheKernels(TorchDispatchMode):
+    """Refuses what got past: operators that were not called through a function of torch."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        rule = _BY_OPERATOR.get(func)
+        if rule is not None and rule.met(*args, **(kwargs or {})):
+            raise _refusal(rule)
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+
+def _refusal(rule: WrongRule) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"torch {torch.__version__} computes {rule.operation} wrongly under vmap: {rule.fault}. "
+        'Use Execution(engine="loop"), which runs one record after the other, or write it with another operation'
+    )
+
+
+@contextmanager
+def no_wrong_batching_rules() -> Iterator[None]:
+    """Around a call of `vmap`: what the table has is computed in a way that is right for every record, or refused."""
+    with _AtTheKernels(), _InAnotherWay():
+        yield
