@@ -194,13 +194,13 @@ def _follow(
     follower = Follower(records, places, device_of(engine.model), known)
     batch, targets = map_tensors(lambda leaf: follower.follow(leaf) if isinstance(leaf, Tensor) else leaf, (inputs, target))
     follower.hide(engine.model)
+    follower.hide(engine.scratch)
     if isinstance(engine, OnePass):
-        follower.hide(engine.scratch)
         engine.witness = _Witness(follower, seen)
     stage = "model"
     try:
         with _modules_named(engine, follower.modules), follower.run():
-            outputs = engine.run(batch) if isinstance(engine, OnePass) else engine.forward(batch)
+            outputs = engine.run(batch)
             _require_unchanged(engine, follower)
             if known is not None:
                 return follower.path

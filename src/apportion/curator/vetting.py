@@ -79,6 +79,9 @@ class VettedShapes:
         self._current = self._together if self._stay_apart(inputs) else self._one_by_one()
         return self._current.forward(inputs)
 
+    def run(self, inputs: Any) -> Any:
+        return self._current.run(inputs)
+
     def record_losses(self, loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
         return self._current.record_losses(loss_fn, outputs, targets)
 

@@ -29,6 +29,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from apportion.curator.gradients.followable import FORMS
 from apportion.errors import UnsupportedModel
 
 
@@ -87,6 +88,9 @@ def _function_without_padding(
     **named: Any,
 ) -> Tensor:
     """Rows of padding have the same values and no gradient."""
+    found = FORMS[functional.embedding](input, weight, padding_idx, *rest, **named)
+    if found is not NotImplemented:
+        return found
     rows = functional.embedding(input, weight, None, *rest, **named)
     padding = padding_idx + weight.size(0) if padding_idx < 0 else padding_idx
     return torch.where((input == padding).unsqueeze(-1), rows.detach(), rows)
@@ -408,6 +412,10 @@ class _InAnotherWay(TorchFunctionMode):
                 if rule.instead is None:
                     raise _refusal(rule)
                 return rule.instead(*args, **(kwargs or {}))
+        if func in FORMS:
+            found = FORMS[func](*args, **(kwargs or {}))
+            if found is not NotImplemented:
+                return found
         if isinstance(func, (FunctionType, HigherOrderOperator)):
             return self._made_of_others(func, types, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)

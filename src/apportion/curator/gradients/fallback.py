@@ -7,15 +7,15 @@ nothing that they could meet in.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 from torch.utils._pytree import tree_flatten
 
+from apportion.curator.gradients.batched import over_records
 from apportion.curator.gradients.forgetting import ModuleState
 from apportion.curator.gradients.materialised import WrittenOut
 from apportion.curator.tree import map_tensors, tensors_of
@@ -34,7 +34,6 @@ def run_record_by_record(module: nn.Module, path: str, names: Mapping[str, str],
         copies = {
             own: parameters[own].expand(records, *parameters[own].shape).detach().requires_grad_() for own in names
         }
-
         leaves, structure = tree_flatten((inputs, named))
         carried = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
@@ -50,9 +49,7 @@ def run_record_by_record(module: nn.Module, path: str, names: Mapping[str, str],
                 module.forward = forward
             return map_tensors(lambda tensor: tensor.squeeze(0), output)
 
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="There is a performance drop")
-            outputs = vmap(alone, randomness="different")(copies, [leaves[index] for index in carried])
+        outputs = over_records(alone, copies, [leaves[index] for index in carried])
         engine.collect(WrittenOut(names, lambda _: {own: _gradient_of(copies[own]) for own in names}), copies.values())
         return outputs
 

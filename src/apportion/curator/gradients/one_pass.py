@@ -228,6 +228,7 @@ class OnePass:
     def watch(self, use: Use, output: Tensor, batch_dimension: int = 0) -> Tensor:
         """The layer's output, as later layers see it; its gradient is delivered to `use`."""
         self._require_one_row_each(use, output, batch_dimension)
+        uses = self._uses  # of this forward pass, whichever is open when the gradient arrives
 
         def deliver(gradient: Tensor) -> None:
             if self.witness is not None:
@@ -237,7 +238,7 @@ class OnePass:
                 return  # of an empty batch every gradient is zero, as of a layer that was not used
             with full_precision():
                 use.receive(wide(gradient.detach()))
-            self._uses.append(use)
+            uses.append(use)
 
         tapped: Tensor = _Tap.apply(output, self.anchor, deliver, self._copy_inputs)
         return tapped

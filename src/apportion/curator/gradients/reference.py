@@ -15,14 +15,14 @@ model that is released.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
+from apportion.curator.gradients.batched import over_records
 from apportion.curator.gradients.forgetting import ModuleState
 from apportion.curator.gradients.losses import LossFunction, record_losses, require_leaves
 from apportion.curator.gradients.structure import Structure
@@ -49,16 +49,17 @@ class ReferenceGradients:
     def forward(self, inputs: Any) -> Any:
         """The model's outputs for a batch, each record through its own copy of the parameters."""
         self.follow()
+        return self.run(inputs)
+
+    def run(self, inputs: Any) -> Any:
+        """The outputs of the scratch copy as it is."""
         size = batch_size(inputs)
         trained = {name: parameter.detach().clone() for name, parameter in trained_parameters(self.model).items()}
         self._frozen = {name: p.detach().clone() for name, p in self.model.named_parameters() if name not in trained}
         if self.mode == "vmap":
             together = {name: value.expand(size, *value.shape).requires_grad_() for name, value in trained.items()}
             self._copies = [together]
-            with warnings.catch_warnings():
-                # Where torch loops over records inside one operator it says so on every call; the result is the same.
-                warnings.filterwarnings("ignore", message="There is a performance drop")
-                return vmap(self._alone, randomness="different")(together, inputs)
+            return over_records(self._alone, together, inputs)
         self._copies = [
             {name: value.clone().unsqueeze(0).requires_grad_() for name, value in trained.items()} for _ in range(size)
         ]
@@ -98,9 +99,13 @@ class ReferenceGradients:
         return map_tensors(lambda leaf: leaf.squeeze(0) if isinstance(leaf, Tensor) else leaf, output)
 
     def follow(self) -> None:
-        """Take over the model's training flags; weights and buffers are copied for every batch."""
+        """Take over the model's training flags and weights. Records get copies of these for the forward pass; what runs again in the backward
+        pass, as with `torch.utils.checkpoint`, finds those of the scratch copy."""
         self._structure.require_same(self.model)
         self._forget()
+        with torch.no_grad():
+            for own, original in zip(self.scratch.parameters(), self.model.parameters(), strict=True):
+                own.copy_(original)
 
     def _forget(self) -> None:
         """As it does for buffers: what a module keeps of a record does not reach the next one."""
