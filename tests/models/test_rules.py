@@ -46,7 +46,9 @@ def true_of(program, inputs, place):
     """Whether the rows at this place are those of the records, and of nobody else, wherever they stand."""
     before = rows_of(program(*inputs), place)
     order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
-    if not torch.allclose(rows_of(program(*(tensor[order] for tensor in inputs)), place), before[order], equal_nan=True):
+    if not torch.allclose(
+        rows_of(program(*(tensor[order] for tensor in inputs)), place), before[order], equal_nan=True
+    ):
         return False
     for record in range(B):
         others = [tensor.clone() for tensor in inputs]
@@ -183,6 +185,8 @@ APART = {
     "Fourier": (lambda x: torch.fft.rfft(x, dim=1).abs(), (B, 4)),
     "inverse": (lambda x: torch.linalg.inv(x + 9 * torch.eye(3).double()), (B, 3, 3)),
     "turned in place": (lambda x: x.clone().unsqueeze_(1).transpose_(0, 2).squeeze_(1), (B, 4)),
+    "affine grid": (lambda x: functional.affine_grid(x, (x.shape[0], 1, 4, 4), align_corners=False), (B, 2, 3)),
+    "transposed in a decomposition": (lambda x: torch.ops.aten.mT(x), (B, 2, 3)),
     "grid sample": (lambda x: functional.grid_sample(x, x[:, :2].movedim(1, -1), align_corners=False), (B, 2, 4, 4)),
     "leaky": (lambda x: functional.leaky_relu(functional.gelu(x)), (B, 4)),
     "prelu": (lambda x: functional.prelu(x, weights(1)), (B, 4)),
@@ -225,7 +229,10 @@ TOGETHER = {
     "gather records": (lambda x: x.gather(0, torch.zeros_like(x).long()), (B, 4)),
     "scatter records": (lambda x: torch.zeros_like(x).scatter_add(0, (x > 0).long(), x), (B, 4)),
     "add by index": (lambda x: torch.zeros(3, 4).double().index_add(0, (x[:, 0] > 0).long(), x), (B, 4)),
-    "put by index": (lambda x: torch.zeros(3, 4).double().index_put(((x[:, 0] > 0).long(),), x, accumulate=True), (B, 4)),
+    "put by index": (
+        lambda x: torch.zeros(3, 4).double().index_put(((x[:, 0] > 0).long(),), x, accumulate=True),
+        (B, 4),
+    ),
     "masked select": (lambda x: x[x > 0], (B, 4)),
     "records by mask": (lambda x: x[x[:, 0] > 0], (B, 4)),
     "nonzero": (lambda x: x.nonzero(), (B, 4)),
@@ -240,7 +247,10 @@ TOGETHER = {
     "product with the transposed": (lambda x: x.t() @ x, (B, 4)),
     "distances": (lambda x: torch.cdist(x, x), (B, 4)),
     "its place": (lambda x: x * torch.arange(x.shape[0])[:, None], (B, 4)),
-    "its place, embedded": (lambda x: x + functional.embedding(torch.arange(x.shape[0]), torch.ones(B, 4).double()), (B, 4)),
+    "its place, embedded": (
+        lambda x: x + functional.embedding(torch.arange(x.shape[0]), torch.ones(B, 4).double()),
+        (B, 4),
+    ),
     "a constant for each place": (lambda x: x + BATCHED, (B, 4)),
     "a bias for each place": (lambda x: torch.baddbmm(BATCHED[:, None], x[:, None], MATRIX.expand(B, 4, 4)), (B, 4)),
     "the other half": (lambda x: torch.cat([x, x.flip(0)], 1), (B, 4)),

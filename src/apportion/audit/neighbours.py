@@ -99,7 +99,9 @@ def neighbours(record: Batch, outlier: Batch, *, broken: bool) -> tuple[Neighbou
     return tuple(pairs)
 
 
-def outlier_of(model: nn.Module, loss_fn: LossFunction | None, choice: EngineChoice, common: Batch, record: Batch) -> Batch:
+def outlier_of(
+    model: nn.Module, loss_fn: LossFunction | None, choice: EngineChoice, common: Batch, record: Batch
+) -> Batch:
     """Of many variants of a record the one with the largest finite gradient, so that its contribution is really clipped.
 
     Tried are inputs of 1 to 10⁶ times the size (of a text, also its largest number everywhere) with the targets of other records.

@@ -1,9 +1,9 @@
 """Which engine computes the per-record gradients of a model: the fastest that is proved to keep records apart.
 
-Two lines of defence. The **proof** (`proof.py`) follows the records through the engine, forward and backward; what it cannot follow runs one
-record after the other. The **probe** compares the engine's gradients with those of single records on synthetic batches: random, permuted,
-repeated, of other sizes, with records of different lengths and with tokens of every special kind. It would find what the proof takes for granted:
-a kernel that computes something else than its name says.
+Two lines of defence. The **proof** (`proof.py`) follows the records through the engine, forward and backward; what it cannot follow runs
+one record after the other. The **probe** compares the engine's gradients with those of single records on synthetic batches: random,
+permuted, repeated, of other sizes, with records of different lengths and with tokens of every special kind. It would find what the proof
+takes for granted: a kernel that computes something else than its name says.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from apportion.curator.clipping import Gradients, Rows, held
 from apportion.curator.compatibility import copy_of
-from apportion.curator.gradients.engine import Engine, EngineChoice, Mode, build_engine
+from apportion.curator.gradients.engine import BuiltEngine, EngineChoice, Mode, build_engine
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.gradients.witness import Call
 from apportion.curator.live_gradients import require_live_gradients
@@ -168,10 +168,10 @@ def proved_path(
 ) -> Path:
     """The path on which records were followed through this very engine, or `CannotFollow`."""
 
-    def build() -> Engine:
+    def build() -> BuiltEngine:
         return build_engine(copy_of(model), choice)
 
-    def trial(engine: Engine) -> None:
+    def trial(engine: BuiltEngine) -> None:
         with seeded(0, device_of(engine.model)):
             engine.forward(tree_map(torch.clone, records))
 
@@ -183,7 +183,7 @@ class _Probe:
 
     def __init__(self, subject: nn.Module, loss: LossFunction | None, inputs: Structure, target: Structure):
         self._subject, self._loss, self._inputs, self._target = subject, loss, inputs, target
-        self._engines: dict[Mode | EngineChoice, Engine] = {}
+        self._engines: dict[Mode | EngineChoice, BuiltEngine] = {}
         self.pair, self._expected = first_that_runs(
             lambda pair: self._gradients("loop", pair),
             pairs(inputs, target, subject),
@@ -200,7 +200,9 @@ class _Probe:
             return choice.mode == "vmap" or self._close(choice, self.pair, self._expected)
         if not self._close(choice, self.pair, self._expected):
             return False
-        return all(self._close(choice, pair, alone) for pair, alone in self._others()) and self._agrees_when_loud(choice)
+        return all(self._close(choice, pair, alone) for pair, alone in self._others()) and self._agrees_when_loud(
+            choice
+        )
 
     def _others(self) -> Iterator[tuple[tuple[Structure, Structure], torch.Tensor]]:
         yield from self._references
@@ -279,4 +281,4 @@ def _has_images(model: nn.Module) -> bool:
     return any(isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) for module in model.modules())
 
 
-__all__ = ["LossFunction", "choose_engine", "per_record_mode", "proved_path", "prove"]
+__all__ = ["LossFunction", "choose_engine", "per_record_mode", "prove", "proved_path"]

@@ -80,17 +80,18 @@ def _of_the_engine(engine: Engine, loss_fn: LossFunction | None, records: Any, t
 
 
 def _of_autograd(model: nn.Module, loss_fn: LossFunction | None, records: Any, targets: Any) -> dict[str, Tensor]:
-    """Of every record alone, added up where autograd does so."""
-    model.zero_grad(set_to_none=True)
+    """Of every record alone, each through a copy of the model that has seen no other, added up."""
+    sums = {name: torch.zeros_like(parameter) for name, parameter in trained_parameters(model).items()}
     for i in range(batch_size(records)):
         record, target = map_tensors(lambda tensor, i=i: tensor[i : i + 1].clone(), (records, targets))
-        outputs = call_model(model, record)
+        subject = copy_of(model)
+        outputs = call_model(subject, record)
         loss = _size(outputs) if loss_fn is None else loss_fn(outputs, target).sum()
         loss.backward()
-    return {
-        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        for name, parameter in trained_parameters(model).items()
-    }
+        for name, parameter in trained_parameters(subject).items():
+            if parameter.grad is not None:
+                sums[name] += parameter.grad
+    return sums
 
 
 def _different(found: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str]:

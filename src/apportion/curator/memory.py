@@ -216,7 +216,9 @@ class LiveTensors(TorchDispatchMode):
     ) -> Any:
         result = function(*arguments, **(named or {}))
         made = _with_storage(result)
-        given = {tensor.untyped_storage()._cdata for tensor in _with_storage((arguments, named))}  # a view is nothing new
+        given = {
+            tensor.untyped_storage()._cdata for tensor in _with_storage((arguments, named))
+        }  # a view is nothing new
         for tensor in made:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._sizes and storage._cdata not in given:

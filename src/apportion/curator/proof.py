@@ -1,16 +1,17 @@
 """Proof that the records of a micro-batch stay apart while an engine runs them together.
 
-The engine itself is followed (`apportion.models.following`), as it is executed: its scratch copy of the model with all that it put there, the
-losses of the records, and the backward pass. Every layer whose gradients it takes from inputs and output gradients must get both with row i
-of record i alone, in front, and so must every tensor in which autograd leaves gradients of records. This is done with two numbers of records, which
-must take the same path.
+The engine itself is followed (`apportion.models.following`), as it is executed: its scratch copy of the model with all that it put
+there, the losses of the records, and the backward pass. Every layer whose gradients it takes from inputs and output gradients must get
+both with row i of record i alone, in front, and so must every tensor in which autograd leaves gradients of records. This is done with two
+numbers of records, which must take the same path.
 
-What a proof rests on: the rules of `apportion.models.rules`; kernels of the engine's own, which are tested (recurrences, bags of embeddings); and that
-torch's kernels compute what their names say, in which `vmap` is not trusted: it is followed as the operations that it makes. A proof holds for
-records of one shape and type, for the training flags of the modules and for the attributes of the model as they were.
+What a proof rests on: the rules of `apportion.models.rules`; kernels of the engine's own, which are tested (recurrences, bags of
+embeddings); and that torch's kernels compute what their names say, in which `vmap` is not trusted: it is followed as the operations that it
+makes. A proof holds for records of one shape and type, for the training flags of the modules and for the attributes of the model as they
+were.
 
-A part of a model that cannot be followed runs one record after the other (`alone`), and a model of which nothing else is left is left to the
-reference engine.
+A part of a model that cannot be followed runs one record after the other (`alone`), and a model of which nothing else is left is left to
+the reference engine.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from apportion.curator.gradients.engine import Engine
+from apportion.curator.gradients.engine import BuiltEngine
 from apportion.curator.gradients.losses import LossFunction
 from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.gradients.witness import Call
@@ -73,11 +74,15 @@ class _Kernel(torch.autograd.Function):
         for gradient in gradients:
             if isinstance(gradient, Followed) and gradient.place is None:
                 raise context.witness.follower.refused(RecordsMeet("backward", "a gradient belongs to no record"))
-        return None, None, *(
-            context.witness.follower.made(shape, value.place if isinstance(value, Followed) else None, value)
-            if needed
-            else None
-            for (shape, value), needed in zip(context.inputs, context.needs_input_grad[2:], strict=True)
+        return (
+            None,
+            None,
+            *(
+                context.witness.follower.made(shape, value.place if isinstance(value, Followed) else None, value)
+                if needed
+                else None
+                for (shape, value), needed in zip(context.inputs, context.needs_input_grad[2:], strict=True)
+            ),
         )
 
 
@@ -118,7 +123,9 @@ class _Witness:
 
         def outputs() -> tuple[Tensor, ...]:
             return tuple(
-                self.follower.made((self.follower.records, *leaves[i].shape[1:]), FRONT, torch.empty((), dtype=leaves[i].dtype))
+                self.follower.made(
+                    (self.follower.records, *leaves[i].shape[1:]), FRONT, torch.empty((), dtype=leaves[i].dtype)
+                )
                 for i in where
             )
 
@@ -129,12 +136,12 @@ class _Witness:
         return structure.unflatten(leaves)
 
 
-Build = Callable[[], Engine]
+Build = Callable[[], BuiltEngine]
 """A new engine for a copy of the model. Copies, because what a model does to itself while it is followed must not stay."""
 
 
 def follow_engine(
-    build: Build, inputs: Any, target: Any, loss_fn: LossFunction | None, trial: Callable[[Engine], Any]
+    build: Build, inputs: Any, target: Any, loss_fn: LossFunction | None, trial: Callable[[BuiltEngine], Any]
 ) -> Path:
     """Follow B records like (inputs, target), for two B, from `engine.forward` to the gradients that are left for each.
 
@@ -158,7 +165,9 @@ def follow_engine(
     return paths[0]
 
 
-def require_same_path(build: Build, inputs: Any, records: int, known: Path, trial: Callable[[Engine], Any]) -> None:
+def require_same_path(
+    build: Build, inputs: Any, records: int, known: Path, trial: Callable[[BuiltEngine], Any]
+) -> None:
     """Raise `CannotFollow` unless the forward pass of so many records takes the path that is known."""
     _follow(build(), inputs, None, None, records, trial, known)
 
@@ -172,12 +181,12 @@ def _usable_primes(model: nn.Module, record: Any) -> tuple[int, int]:
 
 
 def _follow(
-    engine: Engine,
+    engine: BuiltEngine,
     inputs: Any,
     target: Any,
     loss_fn: LossFunction | None,
     records: int,
-    trial: Callable[[Engine], Any],
+    trial: Callable[[BuiltEngine], Any],
     known: Path | None = None,
 ) -> Path:
     engine.follow()
@@ -189,10 +198,14 @@ def _follow(
                 trial(engine)
         except Exception as error:
             module = running[-1] if running else None
-            raise CannotFollow(f"a module cannot run record by record ({type(error).__name__}: {error})", module) from error
+            raise CannotFollow(
+                f"a module cannot run record by record ({type(error).__name__}: {error})", module
+            ) from error
         seen = engine.seen_alone
     follower = Follower(records, places, device_of(engine.model), known)
-    batch, targets = map_tensors(lambda leaf: follower.follow(leaf) if isinstance(leaf, Tensor) else leaf, (inputs, target))
+    batch, targets = map_tensors(
+        lambda leaf: follower.follow(leaf) if isinstance(leaf, Tensor) else leaf, (inputs, target)
+    )
     follower.hide(engine.model)
     follower.hide(engine.scratch)
     if isinstance(engine, OnePass):
@@ -223,20 +236,24 @@ def _follow(
     except Exception as error:  # asked for values, or does not run on such tensors: follow it no further
         module = follower.modules[-1] if follower.modules and stage == "model" else None
         said = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise CannotFollow(f"its {stage} does not run without values ({said})", module, in_loss=stage == "loss") from error
+        raise CannotFollow(
+            f"its {stage} does not run without values ({said})", module, in_loss=stage == "loss"
+        ) from error
     return follower.path
 
 
-def _require_unchanged(engine: Engine, follower: Follower) -> None:
+def _require_unchanged(engine: BuiltEngine, follower: Follower) -> None:
     """What a module writes down while it runs may decide what it does the next time."""
     found = engine.remembered.changed()
     if found is not None:
         names = {id(module): name for name, module in engine.scratch.named_modules()}
         follower.modules[:] = [names[id(found[0])]]
-        raise follower.refused(RecordsMeet("forward", f"the {found[1]} of {type(found[0]).__name__} changes while the model runs"))
+        raise follower.refused(
+            RecordsMeet("forward", f"the {found[1]} of {type(found[0]).__name__} changes while the model runs")
+        )
 
 
-def _left(engine: Engine) -> list[Tensor]:
+def _left(engine: BuiltEngine) -> list[Tensor]:
     if isinstance(engine, OnePass):
         return [leaf.grad for leaf in engine.rows_left() if leaf.grad is not None]
     rows = engine.gradients()
@@ -251,7 +268,7 @@ def _require_front(what: str, tree: Any, follower: Follower) -> None:
 
 
 @contextmanager
-def _modules_named(engine: Engine, running: list[str]) -> Iterator[None]:
+def _modules_named(engine: BuiltEngine, running: list[str]) -> Iterator[None]:
     """Write down which modules of the scratch copy are running."""
     names = {id(module): name for name, module in engine.scratch.named_modules()}
 

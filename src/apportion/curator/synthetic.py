@@ -22,8 +22,8 @@ Structure = Any
 RECORDS = 3
 """In a synthetic batch: two could hide mixing that is symmetric in its pair."""
 Kind = Literal["plain", "tokens", "padded", "kept"]
-_RANGES = ((0, 2), (0, 1), (1, 3), (0, 0))
-"""Of integers: the record's number; for models that know fewer words or classes; for lengths, which must not be 0; and nothing but 0."""
+_NUMBERS = ((0, 1, 2), (0, 1, 1), (3, 2, 1), (0, 0, 0))
+"""Of integers: the record's number; for models that know fewer words or classes; for lengths, which are not 0 and often fall; only 0."""
 _Result = TypeVar("_Result")
 
 
@@ -62,7 +62,7 @@ def batches(
     Floats are random. The other numbers depend on the kind:
 
     - plain: booleans are False. Integers are the number of the record, because records that are all zeros would hide mixing; as a model may
-      know fewer than three words or classes, they are then cut at 1, then are 1, 2, 3, as a length must not be 0, and at last 0;
+      know fewer than three words or classes, they are then cut at 1, then are 3, 2, 1, as a length must not be 0, and at last 0;
     - tokens: integers are random words, among them all that are special to an embedding of the model: padding, the first, the last;
     - padded, kept: records have different lengths as well. Behind its length a record has zeros, and booleans are a mask that is true
       there, or before.
@@ -77,13 +77,13 @@ def batches(
         )
     device = device_of(model)
     # An index out of range is an error on the CPU that can be caught, but on a GPU it ends the process.
-    for lowest, highest in _RANGES if device.type == "cpu" else [(0, 0)]:
-        words = _words(model, highest) if kind != "plain" else torch.arange(lowest, highest + 1)
+    for numbers in _NUMBERS if device.type == "cpu" else _NUMBERS[-1:]:
+        words, own = _words(model, max(numbers)), torch.tensor(numbers)
         generator = torch.Generator().manual_seed(0)
 
         def synthetic(
             leaf: torch.Tensor,
-            numbers: tuple[int, int] = (lowest, highest),
+            own: torch.Tensor = own,
             words: torch.Tensor = words,
             generator: torch.Generator = generator,
         ) -> torch.Tensor:
@@ -95,7 +95,6 @@ def batches(
             elif leaf.dim() and kind != "plain":
                 values = words[torch.randint(len(words), shape, generator=generator)]
             else:
-                own = (torch.arange(RECORDS) + numbers[0]).clamp(max=numbers[1])
                 values = own.reshape(RECORDS, *[1] * leaf.dim()).expand(shape)
             if kind in ("padded", "kept") and leaf.dim():
                 beyond = _beyond(leaf.shape[0]).reshape(RECORDS, leaf.shape[0], *[1] * (leaf.dim() - 1))
@@ -113,7 +112,7 @@ def _words(model: nn.Module, highest: int) -> torch.Tensor:
     if highest < 2 or size < 3:
         return torch.arange(min(highest, size - 1) + 1)
     special = {0, 1, size - 1, *(table.padding_idx for table in tables if table.padding_idx is not None)}
-    return torch.tensor(sorted(word for word in special if word < size) + [size // 3, 2 * size // 3])
+    return torch.tensor([*sorted(word for word in special if word < size), size // 3, 2 * size // 3])
 
 
 def _beyond(places: int) -> torch.Tensor:

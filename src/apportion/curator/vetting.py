@@ -1,10 +1,10 @@
 """An engine that runs records together only where it is proved that they stay apart, and one by one otherwise.
 
-A proof holds for records of one shape and type, for the training flags of the modules, for attributes and buffers of the model as they were, and,
-where the model looks at it, for one number of records.
-A data set may hold records of other shapes, and a model that keeps records apart for one shape may mix them for another: `reshape(T, b, d)`
-in place of a transposition is right for T = 1 only. So before a micro-batch of a new kind runs together, the proof is renewed; where it
-fails, records of that kind are left to the reference, which runs them alone. The decision rests on public facts: shapes and synthetic values.
+A proof holds for records of one shape and type, for the training flags of the modules, for attributes and buffers of the model as they
+were, and, where the model looks at it, for one number of records. A data set may hold records of other shapes, and a model that keeps
+records apart for one shape may mix them for another: `reshape(T, b, d)` in place of a transposition is right for T = 1 only. So before a
+micro-batch of a new kind runs together, the proof is renewed; where it fails, records of that kind are left to the reference, which runs
+them alone. The decision rests on public facts: shapes and synthetic values.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from torch.utils._pytree import tree_leaves
 from apportion.curator.clipping import Gradients, Rows
 from apportion.curator.compatibility import copy_of
 from apportion.curator.engine_choice import choose_engine, proved_path
-from apportion.curator.gradients.forgetting import ModuleState
 from apportion.curator.gradients.engine import Engine, EngineChoice, Mode, build_engine
+from apportion.curator.gradients.forgetting import ModuleState
 from apportion.curator.probe import probe_model
 from apportion.curator.proof import CannotFollow, require_same_path
 from apportion.curator.synthetic import runnable_batch
 from apportion.curator.tree import batch_size, map_tensors, tensors_of
 from apportion.models.following import Path
+
 
 def vetted_engine(model: nn.Module, choice: EngineChoice, example: Any) -> Engine:
     """The engine that was chosen for records with inputs like `example`, which looks at every micro-batch before it runs it together."""
@@ -48,8 +49,9 @@ class VettedShapes:
             self._verdicts[_kind(example, tuple(True for _ in model.modules()), first=0)] = choice.path
 
     def _build(self) -> None:
-        self._together = self._current = build_engine(self.model, self._choice)
-        self._alone = self._together if self._choice.mode == "loop" else None
+        self._together: Engine = build_engine(self.model, self._choice)
+        self._current: Engine = self._together
+        self._alone: Engine | None = self._together if self._choice.mode == "loop" else None
         self._verdicts: dict[tuple[Any, ...], Path | None] = {}
         self._counts: dict[tuple[Any, ...], bool] = {}
         self._seen = ModuleState(self.model), _writes(self.model)
@@ -57,14 +59,6 @@ class VettedShapes:
     @property
     def mode(self) -> Mode:
         return self._together.mode
-
-    @property
-    def scratch(self) -> nn.Module:
-        return self._together.scratch
-
-    @property
-    def remembered(self) -> ModuleState:
-        return self._together.remembered
 
     def follow(self) -> None:
         """Take over the model as it is. What changed beside its weights (a temperature, a mask) may change its path: proofs are renewed."""
@@ -78,9 +72,6 @@ class VettedShapes:
     def forward(self, inputs: Any) -> Any:
         self._current = self._together if self._stay_apart(inputs) else self._one_by_one()
         return self._current.forward(inputs)
-
-    def run(self, inputs: Any) -> Any:
-        return self._current.run(inputs)
 
     def record_losses(self, loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
         return self._current.record_losses(loss_fn, outputs, targets)
@@ -106,7 +97,9 @@ class VettedShapes:
             return path is not None
         with_count = (batch_size(inputs), *kind)
         if with_count not in self._counts:
-            self._counts[with_count] = self._same_path(map_tensors(lambda tensor: tensor[0], inputs), batch_size(inputs), path)
+            self._counts[with_count] = self._same_path(
+                map_tensors(lambda tensor: tensor[0], inputs), batch_size(inputs), path
+            )
         return self._counts[with_count]
 
     def _prove(self, record: Any) -> Path | None:
@@ -122,7 +115,11 @@ class VettedShapes:
         records = self._synthetic(record)
         try:
             require_same_path(
-                lambda: build_engine(copy_of(self.model), self._choice), record, count, path, lambda engine: engine.forward(records)
+                lambda: build_engine(copy_of(self.model), self._choice),
+                record,
+                count,
+                path,
+                lambda engine: engine.forward(records),
             )
         except CannotFollow:
             return False

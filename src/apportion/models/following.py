@@ -1,23 +1,24 @@
 """Follow the record dimension of a batch through any code that runs on torch: a proof that rows stay apart, not a probe.
 
-A batch of B records is run as tensors that have a shape and no values (`Followed`). Each carries its **place**: where its record dimension
-is, or that it has none. Every operation, at the level of torch's dispatcher, has a rule (`rules.py`) that says where the records of its
-result are, *if row i of the result is made of row i of the arguments and of what belongs to no record*; otherwise, and wherever there is no
-rule, the operation is refused. What goes through to the end therefore computes, for every record, a function of that record alone. As
-nothing has a value, no value can steer it: whoever asks for one (`if x.sum() > 0`, `.item()`, `.tolist()`) is refused. The backward pass is
-made of operations too, and is followed likewise.
+A batch of B records is run as tensors that have a shape and no values (`Followed`). Each carries its **place**: where its record
+dimension is, or that it has none. Every operation, at the level of torch's dispatcher, has a rule (`rules.py`) that says where the records
+of its result are, *if row i of the result is made of row i of the arguments and of what belongs to no record*; otherwise, and wherever
+there is no rule, the operation is refused. What goes through to the end therefore computes, for every record, a function of that record
+alone. As nothing has a value, no value can steer it: whoever asks for one (`if x.sum() > 0`, `.item()`, `.tolist()`) is refused. The
+backward pass is made of operations too, and is followed likewise.
 
-**A place is a factor of a dimension.** Linear layers flatten (B, T, F) to (B·T, F) and recurrent ones (T, B, F) to (T·B, F). `Place(dim, inner)`
-says that index j of dimension `dim` belongs to record (j // inner) mod B. B is a prime that divides no size of the model, so that no other
-dimension can be taken for it.
+**A place is a factor of a dimension.** Linear layers flatten (B, T, F) to (B·T, F) and recurrent ones (T, B, F) to (T·B, F).
+`Place(dim, inner)` says that index j of dimension `dim` belongs to record (j // inner) mod B. B is a prime that divides no size of the
+model, so that no other dimension can be taken for it.
 
-**What belongs to no record** may be broadcast over the records. It must not have a row for each of them: what a record gets would then depend
-on its place in the batch, and one record in front would change all others. Exceptions: what is the same in every row (zeros, an expanded
-parameter), random numbers (independent and secret), and the records' own numbers 0 … B−1 where they only serve to pick row i for record i.
+**What belongs to no record** may be broadcast over the records. It must not have a row for each of them: what a record gets would then
+depend on its place in the batch, and one record in front would change all others. Exceptions: what is the same in every row (zeros, an
+expanded parameter), random numbers (independent and secret), and the records' own numbers 0 … B−1 where they only serve to pick row i for
+record i. Weights have no values here either: they move, and what is computed must not depend on what they are at the beginning.
 
-**The number of records** must not matter either. Everything is run with two different B, and the operations with all their numbers must be the
-same but for sizes that are multiples of B. Code that looks at B itself (`if len(x) > 100`) is noticed, because sizes are handed out as
-`RecordCount`s; what was shown then holds for the B's that were run, and a run with another B tells whether it takes the same path.
+**The number of records** must not matter either. Everything is run with two different B, and the operations with all their numbers must
+be the same but for sizes that are multiples of B. Code that looks at B itself (`if len(x) > 100`) is noticed, because sizes are handed out
+as `RecordCount`s; what was shown then holds for the B's that were run, and a run with another B tells whether it takes the same path.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Followed(Tensor):
 
     @staticmethod
     def __new__(cls, meta: Tensor, place: Place | None, device: torch.device, numbers: bool = False) -> Followed:
-        made: Followed = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Followed = Tensor._make_wrapper_subclass(
             cls,
             meta.shape,
             strides=meta.stride(),
@@ -100,10 +101,10 @@ class Followed(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise RecordsMeet(str(operation), "a followed tensor left the run that follows it")
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Followed({list(self.meta.shape)}, {self.place})"
 
 
@@ -187,7 +188,17 @@ def _noted(name: str) -> Callable[..., Any]:
 
 
 for _name in (
-    *("__add__", "__radd__", "__sub__", "__rsub__", "__truediv__", "__rtruediv__", "__rfloordiv__", "__mod__", "__rmod__"),
+    *(
+        "__add__",
+        "__radd__",
+        "__sub__",
+        "__rsub__",
+        "__truediv__",
+        "__rtruediv__",
+        "__rfloordiv__",
+        "__mod__",
+        "__rmod__",
+    ),
     *("__divmod__", "__rdivmod__", "__pow__", "__rpow__", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__"),
     *("__neg__", "__int__", "__float__", "__hash__", "__str__", "__repr__", "__format__", "__round__", "bit_length"),
 ):
@@ -251,7 +262,16 @@ _VALUES = {
     getattr(Tensor, name)
     for name in (
         *("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__contains__"),
-        *("__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage", "is_nonzero", "__reduce_ex__", "__hash__"),
+        *(
+            "__array__",
+            "__dlpack__",
+            "data_ptr",
+            "untyped_storage",
+            "storage",
+            "is_nonzero",
+            "__reduce_ex__",
+            "__hash__",
+        ),
     )
     if hasattr(Tensor, name) and name != "__hash__"
 }
@@ -275,7 +295,9 @@ class _Questions(TorchFunctionMode):
                 self._follower.path.looks_at_count = True  # Python hands on a plain number
             return found
         if function in _VALUES and isinstance(args[0], Followed):
-            raise self._follower.refused(RecordsMeet(function.__name__, "a value is looked at that comes from records, weights or chance"))
+            raise self._follower.refused(
+                RecordsMeet(function.__name__, "a value is looked at that comes from records, weights or chance")
+            )
         if function in (torch.nn.functional.one_hot, torch._C._nn.one_hot) and isinstance(args[0], Tensor):
             classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
             if classes > 0:  # torch looks at the values only to refuse those out of range
@@ -291,6 +313,12 @@ class _Questions(TorchFunctionMode):
         if isinstance(found, torch.Size):
             return torch.Size([one(size) for size in found])
         return tuple(one(size) for size in found) if isinstance(found, tuple) else one(found)
+
+
+def _random_states() -> tuple[Any, ...]:
+    """Of Python's and NumPy's generators."""
+    _, keys, position, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), np.asarray(keys).tobytes(), position, *rest
 
 
 def _without_values(leaf: Any) -> Any:
@@ -416,7 +444,7 @@ class Follower(TorchDispatchMode):
     @contextmanager
     def run(self) -> Iterator[None]:
         """Code in this context is followed. Afterwards raises the first refusal, also one that was caught inside."""
-        states = random.getstate(), np.random.get_state()[1:3]
+        states = _random_states()
         try:
             with self, _Questions(self):
                 yield
@@ -424,8 +452,7 @@ class Follower(TorchDispatchMode):
             raise self.refused(error) from None
         if self.refusal is not None:
             raise self.refusal
-        now = random.getstate(), np.random.get_state()[1:3]
-        if states[0] != now[0] or states[1][1] != now[1][1] or not np.array_equal(states[1][0], now[1][0]):
+        if states != _random_states():
             raise self.refused(RecordsMeet("random", "Python's or NumPy's random numbers may decide what is computed"))
 
     @classmethod

@@ -343,7 +343,7 @@ def _permute(given: Arguments, follower: Follower, name: str) -> Places:
     return Place([_from_front(dim, count) for dim in given["dims"]].index(place.dim), place.inner)
 
 
-@rule("transpose", "t", "swapaxes", "adjoint", "mT")
+@rule("transpose", "t")
 def _transpose(given: Arguments, follower: Follower, name: str) -> Places:
     place, count = _place(given["self"]), len(_shape(given["self"]))
     if place is None or count < 2:
@@ -526,7 +526,7 @@ def _as_strided(given: Arguments, follower: Follower, name: str) -> Places:
     return _place(given["self"])
 
 
-@rule("cat", "concat")
+@rule("cat")
 def _cat(given: Arguments, follower: Follower, name: str) -> Places:
     tensors = [tensor for tensor in given["tensors"] if tuple(_shape(tensor)) != (0,)]
     found = {place for tensor in tensors if (place := _place(tensor)) is not None and place.inner != ANY}
@@ -724,7 +724,7 @@ def _mv(given: Arguments, follower: Follower, name: str) -> Places:
     return place if name == "mv" else _with_added(place, given["self"], 1, name)
 
 
-@rule("convolution", "convolution_overrideable", "_convolution")
+@rule("convolution")
 def _convolution(given: Arguments, follower: Follower, name: str) -> Places:
     image, weight, bias = given["input"], given["weight"], given["bias"]
     place, kernel = _place(image), _place(weight)

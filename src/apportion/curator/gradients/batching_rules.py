@@ -88,8 +88,8 @@ def _function_without_padding(
     **named: Any,
 ) -> Tensor:
     """Rows of padding have the same values and no gradient."""
-    found = FORMS[functional.embedding](input, weight, padding_idx, *rest, **named)
-    if found is not NotImplemented:
+    found: Any = FORMS[functional.embedding](input, weight, padding_idx, *rest, **named)
+    if isinstance(found, Tensor):
         return found
     rows = functional.embedding(input, weight, None, *rest, **named)
     padding = padding_idx + weight.size(0) if padding_idx < 0 else padding_idx

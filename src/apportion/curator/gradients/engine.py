@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from apportion.curator.clipping import Gradients, Rows
-from apportion.curator.gradients.forgetting import ModuleState
 from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.gradients.use import Mode
@@ -22,10 +21,6 @@ class Engine(Protocol):
     then fetch the `gradients` of its records, once."""
 
     model: nn.Module
-    scratch: nn.Module
-    """The copy of the model that is run."""
-    remembered: ModuleState
-    """What it was before."""
 
     @property
     def mode(self) -> Mode: ...
@@ -33,8 +28,6 @@ class Engine(Protocol):
     def follow(self) -> None: ...
 
     def forward(self, inputs: Any) -> Any: ...
-
-    def run(self, inputs: Any) -> Any: ...
 
     def record_losses(self, loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor: ...
 
@@ -68,7 +61,10 @@ class EngineChoice:
         return ", ".join(parts if self.losses_together else [*parts, "losses alone"])
 
 
-def build_engine(model: nn.Module, choice: Mode | EngineChoice) -> Engine:
+BuiltEngine = OnePass | ReferenceGradients
+
+
+def build_engine(model: nn.Module, choice: Mode | EngineChoice) -> BuiltEngine:
     """The engine that was chosen for a model."""
     if isinstance(choice, str):
         choice = EngineChoice(choice)
@@ -77,4 +73,4 @@ def build_engine(model: nn.Module, choice: Mode | EngineChoice) -> Engine:
     return OnePass(model, choice.mode, choice.alone, choice.shared, choice.losses_together)
 
 
-__all__ = ["Engine", "EngineChoice", "Mode", "build_engine"]
+__all__ = ["BuiltEngine", "Engine", "EngineChoice", "Mode", "build_engine"]

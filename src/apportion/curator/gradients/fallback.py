@@ -67,11 +67,16 @@ def run_one_after_the_other(module: nn.Module, path: str, names: Mapping[str, st
             return engine.witness.alone(path, len(calls) - 1, (inputs, named))
         records = _records_in(module, path, (inputs, named))
         parameters = dict(module.named_parameters())
-        copies = [{own: parameters[own].detach().clone().unsqueeze(0).requires_grad_() for own in names} for _ in range(records)]
+        copies = [
+            {own: parameters[own].detach().clone().unsqueeze(0).requires_grad_() for own in names}
+            for _ in range(records)
+        ]
         outputs, remembered = [], ModuleState(module)
         for i, own_copies in enumerate(copies):
             remembered.restore()  # what one record left behind does not reach the next
-            positional, keywords = map_tensors(lambda leaf, i=i: leaf[i : i + 1].clone() if isinstance(leaf, Tensor) else leaf, (inputs, named))
+            positional, keywords = map_tensors(
+                lambda leaf, i=i: leaf[i : i + 1].clone() if isinstance(leaf, Tensor) else leaf, (inputs, named)
+            )
             module.forward = bound
             try:
                 weights = {own: value[0] for own, value in own_copies.items()}

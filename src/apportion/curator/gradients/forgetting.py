@@ -1,9 +1,9 @@
 """What modules remember of the records they saw is forgotten before they see others.
 
-A module may keep numbers, tensors or anything else in attributes, in buffers that it makes or replaces, in hooks or children that it adds, in
-lists, dicts and sets: a running mean, the last hidden state, a table that grows. With those the records of one micro-batch would reach the
-gradients of another, past clipping, or end a run that would not have ended without them. What is changed inside an object of a class of its own
-is not undone, nor are attributes of scripted modules.
+A module may keep numbers, tensors or anything else in attributes, in buffers that it makes or replaces, in hooks or children that it
+adds, in lists, dicts and sets: a running mean, the last hidden state, a table that grows. With those the records of one micro-batch would
+reach the gradients of another, past clipping, or end a run that would not have ended without them. What is changed inside an object of a
+class of its own is not undone, nor are attributes of scripted modules.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ def _items(container: Any) -> list[Any]:
 
 def _equal(one: Any, other: Any) -> bool:
     """The same object, or the same number or text."""
-    return one is other or (type(one) is type(other) and isinstance(one, (int, float, str, bool, bytes)) and one == other)
+    return one is other or (
+        type(one) is type(other) and isinstance(one, (int, float, str, bool, bytes)) and one == other
+    )
 
 
 def _place(tensor: Tensor) -> int:

@@ -23,7 +23,9 @@ def record_losses(loss_fn: LossFunction, outputs: Any, targets: Any, *, together
     """
 
     def alone(output: Any, target: Any) -> Tensor:
-        batch_of_one = map_tensors(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, (output, target))
+        batch_of_one = map_tensors(
+            lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, (output, target)
+        )
         return loss_fn(*batch_of_one).sum()
 
     if together:
@@ -31,7 +33,10 @@ def record_losses(loss_fn: LossFunction, outputs: Any, targets: Any, *, together
         return losses
     records = range(batch_size(outputs))
     return torch.stack(
-        [alone(*map_tensors(lambda leaf, i=i: leaf[i] if isinstance(leaf, Tensor) else leaf, (outputs, targets))) for i in records]
+        [
+            alone(*map_tensors(lambda leaf, i=i: leaf[i] if isinstance(leaf, Tensor) else leaf, (outputs, targets)))
+            for i in records
+        ]
     )
 
 

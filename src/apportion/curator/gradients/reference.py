@@ -99,8 +99,8 @@ class ReferenceGradients:
         return map_tensors(lambda leaf: leaf.squeeze(0) if isinstance(leaf, Tensor) else leaf, output)
 
     def follow(self) -> None:
-        """Take over the model's training flags and weights. Records get copies of these for the forward pass; what runs again in the backward
-        pass, as with `torch.utils.checkpoint`, finds those of the scratch copy."""
+        """Take over the model's training flags and weights. Records get copies of these for the forward pass; what runs again in the
+        backward pass, as with `torch.utils.checkpoint`, finds those of the scratch copy."""
         self._structure.require_same(self.model)
         self._forget()
         with torch.no_grad():

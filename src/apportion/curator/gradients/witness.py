@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-
 Call = tuple[str, int]
 """A layer, and which of its calls in a forward pass."""
 

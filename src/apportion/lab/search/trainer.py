@@ -60,7 +60,7 @@ class PublicTrainer:
             )
         with one_thread(), torch.random.fork_rng(devices=[]):
             model = build()
-            self._mode = require_trainable(model, cross_entropy, self._records)
+            self._choice = require_trainable(model, cross_entropy, self._records)
             accuracy(model, test)  # whatever is wrong with it is wrong before the first epoch
 
     def initial(self, seed: int) -> bytes:
@@ -88,7 +88,7 @@ class PublicTrainer:
                 randomness=Randomness.seeded(seed),
                 out=None,
                 ledger=None,
-                mode=self._mode,
+                choice=self._choice,
                 own_loop=False,
             )
             while session.account.left:  # `take_steps` would also price every step, and nobody pays here
