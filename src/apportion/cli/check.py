@@ -65,6 +65,8 @@ def check(
             console.print(f"All {found.parameters:,} parameters can be trained privately.")
             if engine is not None:
                 console.print(f"Engine: {engine.mode}.")
+                for reason in engine.reasons:
+                    console.print(f"Not faster because of {reason}.", markup=False)
                 for path in engine.fallbacks:
                     console.print(f"{path} has no rule of its own and runs record by record.", markup=False)
                 console.print(

@@ -70,10 +70,9 @@ class Execution:
     Args:
         micro_batch: records whose gradients are held at one time, at most 1280. "auto" takes what fits into `memory_limit`; if there is
             none, about 512, with room for chance (`physical_batch`), or as many as have 128 MiB of activations (`memory.py`).
-        engine: "auto" takes the fastest engine that gives exact gradients. The one-pass engine runs a micro-batch together, after a
-            probe on synthetic records has shown that the model keeps records apart; "vmap" and "loop" run every record alone, so
-            that not even a layer that mixes records only on certain data could do so. Use them for hand-written layers that you
-            do not trust.
+        engine: "auto" takes the fastest engine that gives exact gradients. "one-pass" runs a micro-batch together, after it was proved
+            that records stay apart (`proof.py`); "vmap" gives every record weights of its own, and is proved likewise; "loop" runs one
+            record after the other. A model for which an engine cannot be proved is refused if that engine is asked for.
         workers: processes that read the records of a `Dataset` ahead; 0 reads them in this one. Of no use for tensors in memory.
         memory_limit: bytes, or a text such as "2GB", for the model, its copy and the peak of a step; not for the records and the
             program itself. What fits is found on synthetic records before anything is charged (`memory.py`): the choice depends
