@@ -199,7 +199,7 @@ def page(bugs: list[Bug]) -> str:
         "",
         "## To add one",
         "",
-        "1. Write `tests/mutants/NN-name.bug`. On top three lines: `Bug:` one sentence, `Seen in:` where it really happened,",
+        "1. Write a file `NN-name.bug` into `tests/mutants/`. On top three lines: `Bug:` one sentence, `Seen in:` where it really happened,",
         "   `Caught by:` the node id of a test that is not marked slow (a line for each test that must fail). Then the edits:",
         "",
         "   ```",
