@@ -143,6 +143,12 @@ def test_an_edit_follows_its_function_to_another_file(tmp_path):
     assert found == {elsewhere: WRITTEN.replace(" + self.second(key)", "", 1)}
 
 
+def test_brackets_at_the_end_of_the_old_text_need_not_end_a_line(tmp_path):
+    inside = WRITTEN.replace("return total", "return max(one for one in (total, LIMIT))")
+    bug = _bug(tmp_path, _edit("Room.open", "one in (total, LIMIT)", "one in (total, 0)"))
+    assert bug.planted({HOUSE: inside}) == {HOUSE: inside.replace("(total, LIMIT)", "(total, 0)", 1)}
+
+
 def test_the_last_argument_may_have_a_comma_or_not(tmp_path):
     bug = _bug(tmp_path, _edit("Room.open", "key, total,", "key, None,"))
     with_comma = WRITTEN.replace("key, total)", "key, total,)")

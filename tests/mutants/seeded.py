@@ -62,8 +62,9 @@ class Edit:
 
     def found(self, sources: Mapping[str, str]) -> tuple[str, int, int]:
         """The file that has the old text, its start and its end. `sources` maps files to their texts."""
-        wanted = [token.text for token in tokens(self.old)]
-        if not wanted:
+        # what ends the old text need not end a line of the source: its brackets may count there
+        wanted = {tuple(token.text for token in tokens(self.old, brackets=brackets)) for brackets in (False, True)}
+        if not all(wanted):
             raise CannotBePlanted(f"an edit of {self.place} has no old text")
         spans = {self.file: self._matches(sources.get(self.file, ""), wanted)}
         if not spans[self.file]:  # moved?
@@ -85,19 +86,18 @@ class Edit:
             return text[:line] + "\n".join(lines) + text[end:]
         return text[:start] + "\n".join(lines).lstrip() + text[end:]
 
-    def _matches(self, text: str, wanted: list[str]) -> list[tuple[int, int]]:
-        """Start and end of every occurrence of the wanted tokens in the place."""
-        spans = places(text).get(self.place) if text else None
-        if spans is None:
-            return []
-        found = []
-        for inside in ([one for one in tokens(text) if start <= one.start < end] for start, end in spans):
-            words = [one.text for one in inside]
-            for index in range(len(words) - len(wanted) + 1):
-                if words[index : index + len(wanted)] == wanted:
-                    part = inside[index : index + len(wanted)]
-                    closed = (end for one in part[:-1] for end in one.silent)
-                    found.append((part[0].start, max([part[-1].end, *_adjacent(closed, part[-1], inside)])))
+    def _matches(self, text: str, wanted: set[tuple[str, ...]]) -> set[tuple[int, int]]:
+        """Start and end of every occurrence of wanted tokens in the place."""
+        found = set()
+        for start, end in places(text).get(self.place, []):
+            inside = [one for one in tokens(text) if start <= one.start < end]
+            words = tuple(one.text for one in inside)
+            for some in wanted:
+                for index in range(len(words) - len(some) + 1):
+                    if words[index : index + len(some)] == some:
+                        part = inside[index : index + len(some)]
+                        closed = (end for one in part[:-1] for end in one.silent)
+                        found.add((part[0].start, max([part[-1].end, *_adjacent(closed, part[-1], inside)])))
         return found
 
 
@@ -160,8 +160,8 @@ def sources(root: Path) -> dict[str, str]:
 
 
 @functools.lru_cache(maxsize=1024)
-def tokens(text: str) -> tuple[Token, ...]:
-    """The tokens of `text` that count."""
+def tokens(text: str, *, brackets: bool = False) -> tuple[Token, ...]:
+    """The tokens of `text` that count; with those brackets that are there for the sake of a line break only if `brackets`."""
     lines = [0]
     for line in text.splitlines(keepends=True):
         lines.append(lines[-1] + len(line))
@@ -170,7 +170,7 @@ def tokens(text: str) -> tuple[Token, ...]:
         for one in _tokenized(text)
         if one.type not in _SILENT
     ]
-    silent = _silent_brackets(found)
+    silent = {} if brackets else _silent_brackets(found)
     kept: list[Token] = []
     for index, (kind, string, start, end) in enumerate(found):
         if kind == tokenize.NEWLINE or index in silent.values():

@@ -1,0 +1,238 @@
+"""The second piece, chunk, micro-batch, input, group and draw: what holds for the first holds for those that follow.
+
+Work is cut into pieces that most tests are too small to fill. Here the pieces are small, and what comes late is odd.
+"""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import apportion as ap
+from apportion.accounting import run_filter
+from apportion.accounting.accountant import PrivacyLossAccountant
+from apportion.accounting.gaussian import gaussian_delta
+from apportion.curator import framed
+from apportion.curator.clipping import clipped_sums
+from apportion.curator.curator import Curator
+from apportion.curator.gradients import use
+from apportion.curator.gradients.engine import build_engine
+from apportion.curator.randomness import Randomness
+from apportion.curator.records import as_records
+from apportion.errors import UnsupportedModel
+from apportion.request import FLOAT32_HEADROOM, ClippedSum, Event, Frame, Request
+from apportion.training.exact import ExactCurator
+from apportion.training.recovery import Recovery
+from items import Items
+
+BOUND = 1 + FLOAT32_HEADROOM
+NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
+
+
+def product(outputs, targets):
+    """A loss whose gradient is whatever the target says."""
+    return (outputs * targets).sum()
+
+
+def weights(model):
+    return torch.cat([parameter.detach().double().flatten() for parameter in model.parameters()])
+
+
+def moved(model, items, odd, budget, **options):
+    """By how much one record more moves the sum of a step of `train`: the noise of equal seeds is the same."""
+    after = []
+    for data in ([*items, odd], items):
+        trained = copy.deepcopy(model)
+        ap.train(
+            trained,
+            product,
+            Items(data),
+            budget=budget,
+            population=1,
+            sample_rate=1.0,
+            steps=1,
+            lr=1.0,
+            seed=0,
+            execution=ap.Execution(**options),
+        )
+        after.append(weights(trained))
+    return float((after[0] - after[1]).norm())
+
+
+# -- pieces --
+
+
+@pytest.mark.parametrize("few", [1, 2, 3, 7])
+@pytest.mark.parametrize("mode", ["one-pass", "loop"])
+def test_a_framed_sum_is_the_same_in_pieces_of_any_size(model, records, monkeypatch, few, mode):
+    """Every record has a weight of its own, so that one that meets another's row shows."""
+    generator = torch.Generator().manual_seed(0)
+    trained = dict(model.named_parameters())
+    centre = {name: 0.1 * torch.randn(value.shape, generator=generator) for name, value in trained.items()}
+    scale = {name: 0.02 + 0.3 * torch.rand(value.shape, generator=generator) for name, value in trained.items()}
+    release = ClippedSum(1.0, NAMES, frame=Frame(centre, scale))
+
+    def sums():
+        engine = build_engine(model, mode)
+        engine.record_losses(cross_entropy, engine.forward(records[0][:11]), records[1][:11]).sum().backward()
+        found = clipped_sums(engine.gradients(), (release,))
+        return torch.cat([found[name].flatten() for name in NAMES])
+
+    whole = sums()
+    monkeypatch.setattr(framed, "PIECE", few * max(value.numel() for value in trained.values()))
+    torch.testing.assert_close(sums(), whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("per_chunk", [1, 2, 3])
+def test_faint_images_of_later_chunks_have_their_own_norms(monkeypatch, per_chunk):
+    """Images so faint that their squares vanish in float32 are computed again: those of the second chunk as those of the first."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1, bias=False))
+    images = torch.randn(7, 64, 4, 4) * torch.logspace(-2, 0, 7)[:, None, None, None]
+    images[[1, 2, 4, 6]] *= 1e-14
+    targets = torch.randn(7, 64, 4, 4)
+
+    def norms(mode, dtype):
+        engine = build_engine(copy.deepcopy(model).to(dtype), mode)
+        engine.record_losses(product, engine.forward(images.to(dtype)), targets.to(dtype)).sum().backward()
+        gradients = engine.gradients()
+        return (
+            gradients["0.weight"].flatten(1).norm(dim=1)
+            if mode == "loop"
+            else gradients.squared_norms()["0.weight"].sqrt()
+        )
+
+    exact = norms("loop", torch.float64)
+    monkeypatch.setattr(use, "CHUNK_NUMBERS", per_chunk * 2 * 36**2)
+    torch.testing.assert_close(norms("one-pass", torch.float32), exact, rtol=1e-3, atol=0.0)
+
+
+# -- micro-batches --
+
+
+@pytest.mark.parametrize("late", [0, 1, 9, 35])
+@pytest.mark.parametrize("mode", ["one-pass", "loop"])
+def test_a_loss_that_takes_up_weights_of_its_own_later_is_refused_then(model, records, books, mode, late):
+    """In whichever micro-batch: a raw gradient would be left in them."""
+    scale, calls = nn.Parameter(torch.ones(())), []
+
+    def loss(outputs, targets):
+        calls.append(1)
+        return (scale if len(calls) > late else 1.0) * cross_entropy(outputs, targets)
+
+    held = Curator(
+        as_records(records), build_engine(model, mode), books, Randomness.seeded(0), ap.Execution(micro_batch=1)
+    )
+    with pytest.raises(UnsupportedModel, match="outside the model's parameters"):
+        held.answer(Request(1.0, 1.0, 40.0, (ClippedSum(1.0),)), loss)
+    assert len(calls) == late + 1
+    assert scale.grad is None
+
+
+@pytest.mark.parametrize("late", [0, 1, 9, 35])
+def test_a_head_that_a_loop_takes_up_later_is_refused_then(model, records, budget, late):
+    torch.manual_seed(0)
+    head, seen = nn.Linear(2, 2), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = ap.make_private(
+        model,
+        optimizer,
+        records,
+        budget=budget,
+        population=40,
+        sample_rate=1.0,
+        steps=2,
+        seed=0,
+        execution=ap.Execution(micro_batch=2),
+    )
+    with pytest.raises(UnsupportedModel, match="outside the model's parameters"):
+        for x, y in run.batches():
+            outputs = run.model(x)
+            seen.append(1)
+            cross_entropy(head(outputs) if len(seen) > late else outputs, y).backward()
+            run.optimizer.step()
+    assert len(seen) == late + 1
+    assert head.weight.grad is None
+
+
+# -- inputs --
+
+
+class ConfusesContexts(nn.Module):
+    """Two inputs. The second is brought from (b, T, d) to (T, b, d) without a transposition: right for T = 1 alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x, context):
+        steps = context.reshape(context.shape[1], context.shape[0], context.shape[2])
+        return self.layer(x + steps.cumsum(0)[-1])
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["in order", "by name"])
+def test_another_shape_of_the_second_input_alone_is_another_shape(budget, named):
+    """The first input of all records has one shape. A record with a longer context runs with others only if it stays apart."""
+    torch.manual_seed(0)
+    model = ConfusesContexts()
+
+    def record(steps):
+        inputs = (torch.randn(3), torch.randn(steps, 3))
+        return dict(zip(("x", "context"), inputs, strict=True)) if named else inputs, 1e3 * torch.randn(2)
+
+    first, longer = record(1), [record(8) for _ in range(9)]
+    found = [moved(model, [first, *longer[:at]], longer[at], budget, micro_batch=4) for at in (4, 5, 6)]
+    assert 0.9 <= max(found) <= BOUND
+
+
+# -- draws --
+
+
+def test_an_exact_run_has_other_bits_for_every_purpose_of_every_draw(model, records, budget, tmp_path, monkeypatch):
+    """Coins, noise and dropout, of all steps: no word twice, neither at the beginning of a stream nor shifted by a few words."""
+    seen, original = [], ExactCurator.next_draw
+
+    def watched(self):
+        streams = original(self)
+        seen.append([stream.words(16).tolist() for stream in (streams.coins, streams.noise, streams.model)])
+        return original(self)  # the same draw once more, from its beginning
+
+    monkeypatch.setattr(ExactCurator, "next_draw", watched)
+    ap.train(
+        model,
+        cross_entropy,
+        records,
+        budget=budget,
+        population=40,
+        sample_rate=1.0,
+        steps=3,
+        lr=0.1,
+        out=tmp_path / "run",
+        recovery=Recovery(mode="exact", every=1),
+    )
+    words = [word for draw in seen for stream in draw for word in stream]
+    assert len(seen) == 3
+    assert len(set(words)) == len(words) == 3 * 3 * 16
+
+
+# -- runs --
+
+
+@pytest.mark.parametrize("points", [1, 2, 5, 16, 2048])
+@pytest.mark.parametrize("plan", [{Event(0.004, 1.2): 3000}, {Event(0.2, 2.1): 20}], ids=["long", "short"])
+def test_the_price_of_a_run_bounds_its_curve_between_the_points_too(monkeypatch, points, plan):
+    """However few points are looked at. δ_run(e) ≤ (1−d)·δ_μ(e) + d is wanted for every e ≥ 0; fewer points may only cost more."""
+    failure = 1e-8
+    finest = run_filter.gaussian_cost(plan, failure)
+    monkeypatch.setattr(run_filter, "_POINTS", points)
+    cost = run_filter.gaussian_cost(plan, failure)
+    assert cost.main >= finest.main * (1 - 1e-9)
+    curves = [PrivacyLossAccountant().curve(plan, delta) for delta in (1e-7, 1e-5, 1e-3, 0.1)]
+    last = PrivacyLossAccountant().epsilon(plan, failure)
+    for epsilon in np.linspace(0.0, last, 257):
+        truth = min(curve.delta(float(epsilon)) for curve in curves)
+        bound = (1 - failure) * gaussian_delta(cost.main**0.5, float(epsilon)) + failure
+        assert bound >= truth * (1 - 1e-6), epsilon
