@@ -34,7 +34,7 @@ WORK = {
 """Of answers: in the suites of the curator and of what is guarded, for every test without the marker `usual_pieces`."""
 PRICES = {
     "accounting.composition._BLOCK": 1,
-    "accounting.composition._LOGARITHMS": 4096,
+    "accounting.composition._LOGARITHMS": 64,
     "accounting.composition._SERIES": 3,
     "accounting.composition._WITNESSES": 2,
     "accounting.grid._KEPT": 16,

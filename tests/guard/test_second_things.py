@@ -16,13 +16,13 @@ from apportion.accounting import run_filter
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.gaussian import gaussian_delta
 from apportion.curator import framed
-from apportion.curator.clipping import clipped_sums
+from apportion.curator.clipping import clipped_sums, held
 from apportion.curator.curator import Curator
 from apportion.curator.gradients import use
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
-from apportion.errors import UnsupportedModel
+from apportion.errors import InvalidArgument, UnsupportedModel, WrongOrder
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Event, Frame, Request
 from apportion.training.exact import ExactCurator
 from apportion.training.recovery import Recovery
@@ -110,7 +110,61 @@ def test_faint_images_of_later_chunks_have_their_own_norms(monkeypatch, per_chun
     torch.testing.assert_close(norms("one-pass", torch.float32), exact, rtol=1e-3, atol=0.0)
 
 
+def test_equal_tokens_of_neighbouring_records_stay_apart():
+    """The last repeated token of a record is the first one of the next: they are two tokens, each with a norm of its own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 3))
+    tokens = torch.tensor([[5, 5, 1], [5, 5, 6], [5, 5, 5], [0, 5, 5], [6, 6, 5], [6, 6, 6]])
+    targets = torch.randn(6, 3, 3, dtype=torch.float64)
+
+    def norms(mode):
+        engine = build_engine(copy.deepcopy(model).double(), mode)
+        engine.record_losses(product, engine.forward(tokens), targets).sum().backward()
+        return held(engine.gradients()).squared_norms()["0.weight"]
+
+    torch.testing.assert_close(norms("one-pass"), norms("loop"), rtol=1e-9, atol=0.0)
+
+
+@pytest.mark.parametrize("side", ["inputs", "gradients"])
+def test_a_side_that_vanishes_in_float32_is_made_up_for(side):
+    """Inputs of 1e-25 with gradients of 1e20, and the other way round: squares of one side are 0, those of the product are not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16, bias=False))
+    small, large = torch.randn(5, 2, 16, dtype=torch.float64) * 1e-25, torch.randn(5, 2, 16, dtype=torch.float64) * 1e18
+    inputs, targets = (small, large) if side == "inputs" else (large, small)
+
+    def norms(mode, dtype):
+        engine = build_engine(copy.deepcopy(model).to(dtype), mode)
+        engine.record_losses(product, engine.forward(inputs.to(dtype)), targets.to(dtype)).sum().backward()
+        return held(engine.gradients()).squared_norms()["0.weight"].sqrt()
+
+    torch.testing.assert_close(norms("one-pass", torch.float32), norms("loop", torch.float64), rtol=1e-3, atol=0.0)
+
+
 # -- micro-batches --
+
+
+def test_what_many_micro_batches_add_is_not_rounded_between_them(books):
+    """Gradients below the threshold are added as they are. In float32 the sum of four hundred of them would be off by 1e-4."""
+    torch.manual_seed(0)
+    inputs = torch.rand(400, 1) + 0.1
+    sums = []
+
+    def exact(exact_sum, standard_deviation, noise, divisor):
+        sums.append(float(exact_sum))
+        return exact_sum
+
+    model, execution = nn.Sequential(nn.Linear(1, 1, bias=False)), ap.Execution(micro_batch=1)
+    held_back = Curator(
+        as_records((inputs, torch.ones(400, 1))),
+        build_engine(model, "loop"),
+        books,
+        Randomness.seeded(0),
+        execution,
+        exact,
+    )
+    held_back.answer(Request(1.0, 1.0, 1.0, (ClippedSum(2.0),)), product)
+    assert sums == [pytest.approx(float(inputs.double().sum()), rel=1e-12)]
 
 
 @pytest.mark.parametrize("late", [0, 1, 9, 35])
@@ -216,6 +270,51 @@ def test_an_exact_run_has_other_bits_for_every_purpose_of_every_draw(model, reco
     words = [word for draw in seen for stream in draw for word in stream]
     assert len(seen) == 3
     assert len(set(words)) == len(words) == 3 * 3 * 16
+
+
+def test_a_forked_process_of_an_exact_run_gets_no_bits(model, records, budget, tmp_path, monkeypatch):
+    """Parent and child would add the same noise to different steps."""
+    with pytest.raises(WrongOrder, match="forked"):
+        ap.train(
+            model,
+            cross_entropy,
+            records,
+            budget=budget,
+            population=40,
+            sample_rate=1.0,
+            steps=3,
+            lr=0.1,
+            out=tmp_path / "run",
+            recovery=Recovery(mode="exact", every=1),
+            on_step=lambda entry: monkeypatch.setattr("os.getpid", lambda: -1),
+        )
+
+
+# -- groups --
+
+
+@pytest.mark.parametrize("groups", [("a", "a"), ("a", "b", "a"), ("a", "b", "c", "b"), ("a", "b", "c", "d", "a")])
+def test_a_parameter_in_any_two_groups_is_refused(groups):
+    with pytest.raises(InvalidArgument, match="released twice"):
+        Request(1.0, 1.0, 1.0, tuple(ClippedSum(1.0, (name,), 1 / len(groups)) for name in groups))
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_the_frame_of_any_parameter_must_be_usable(odd):
+    def frame(value):
+        return {f"p{i}": torch.tensor([1.0, value if i == odd else 1.0]) for i in range(3)}
+
+    shapes = {f"p{i}": (2,) for i in range(3)}
+    Frame(frame(1.0), frame(1.0)).require_usable(shapes)
+    for centre, scale in (
+        (frame(float("nan")), frame(1.0)),
+        (frame(1.0), frame(0.0)),
+        (frame(1.0), frame(float("inf"))),
+    ):
+        with pytest.raises(InvalidArgument, match="frame"):
+            Frame(centre, scale).require_usable(shapes)
+    with pytest.raises(InvalidArgument, match="frame"):
+        Frame(frame(1.0), frame(1.0)).require_usable(shapes | {f"p{odd}": (3,)})
 
 
 # -- runs --
