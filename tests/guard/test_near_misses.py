@@ -338,6 +338,8 @@ def test_a_price_is_zero_only_while_delta_covers_every_step():
     accountant = PrivacyLossAccountant()
     assert accountant.epsilon(counts, bound) == 0
     assert accountant.epsilon(counts, bound * 0.999) > 0
+    twice = {event: 2 * n for event, n in counts.items()}
+    assert accountant.epsilon(twice, bound) > 0, "two steps that delta would cover one by one"
 
 
 def test_a_rate_just_below_one_is_sampled_and_costs_as_much():

@@ -199,6 +199,18 @@ def test_prices_by_less_exact_work_are_no_lower(name, plan):
 
 
 @pytest.mark.usual_pieces
+@pytest.mark.parametrize("varied", ["multipliers", "rates"])
+def test_interpolated_plans_count_repetitions_and_rates(varied):
+    """Some steps three times, others once; with rates that all differ, each lies between two nodes."""
+    plan = {
+        Event(0.02 if varied == "multipliers" else 0.01 * 1.02**k, 1.0 + 0.013 * k): 1 + 2 * (k % 2) for k in range(6)
+    }
+    exact = PrivacyLossAccountant().epsilon(plan, DELTA)
+    with changed({"accounting.interpolation.EXACT": 3}):
+        assert exact * (1 - 2e-4) <= PrivacyLossAccountant().epsilon(plan, DELTA) <= exact * 1.02
+
+
+@pytest.mark.usual_pieces
 def test_comparisons_by_less_exact_work_are_no_lower():
     plan, single = {Event(0.02, 1.0 + 0.0025 * k): 2 for k in range(12)}, PLANS["constant"]
     renyi, cost = RenyiAccountant().epsilon(plan, DELTA), gaussian_cost(single, 1e-8).main

@@ -4,6 +4,7 @@ Work is cut into pieces that most tests are too small to fill. Here the pieces a
 """
 
 import copy
+import stat
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from torch.nn.functional import cross_entropy
 
 import apportion as ap
 from apportion.accounting import run_filter
+from apportion.accounting.account import Account
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.gaussian import gaussian_delta
+from apportion.accounting.ledger import Ledger
 from apportion.curator import framed
 from apportion.curator.clipping import clipped_sums, held
 from apportion.curator.curator import Curator
@@ -157,7 +160,7 @@ def test_what_many_micro_batches_add_is_not_rounded_between_them(books):
     model, execution = nn.Sequential(nn.Linear(1, 1, bias=False)), ap.Execution(micro_batch=1)
     held_back = Curator(
         as_records((inputs, torch.ones(400, 1))),
-        build_engine(model, "loop"),
+        build_engine(model, "one-pass"),
         books,
         Randomness.seeded(0),
         execution,
@@ -210,6 +213,19 @@ def test_a_head_that_a_loop_takes_up_later_is_refused_then(model, records, budge
             run.optimizer.step()
     assert len(seen) == late + 1
     assert head.weight.grad is None
+
+
+def test_a_gradient_that_lies_in_a_frozen_weight_is_applied_in_no_step(model, records, budget):
+    """Not in the first one either, in a loop that clears nothing itself."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.detach().clone()
+    run = ap.make_private(model, optimizer, records, budget=budget, population=40, sample_rate=1.0, steps=3, seed=0)
+    for x, y in run.batches():
+        model[0].weight.grad = torch.ones_like(model[0].weight)
+        cross_entropy(run.model(x), y).backward()
+        run.optimizer.step()
+        assert torch.equal(model[0].weight, before)
 
 
 # -- inputs --
@@ -288,6 +304,60 @@ def test_a_forked_process_of_an_exact_run_gets_no_bits(model, records, budget, t
             recovery=Recovery(mode="exact", every=1),
             on_step=lambda entry: monkeypatch.setattr("os.getpid", lambda: -1),
         )
+
+
+def test_nobody_else_may_read_what_an_exact_run_keeps_secret(model, records, budget, tmp_path):
+    """The key above all, from the first step on: the noise follows from it."""
+    seen = set()
+
+    def look(entry):
+        secret = tmp_path / "run/secret"
+        for path in (secret, *secret.iterdir()):
+            seen.add(path.name)
+            assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path.name
+
+    ap.train(
+        model,
+        cross_entropy,
+        records,
+        budget=budget,
+        population=40,
+        sample_rate=1.0,
+        steps=2,
+        lr=0.1,
+        out=tmp_path / "run",
+        recovery=Recovery(mode="exact", every=1),
+        on_step=look,
+    )
+    assert {"secret", "key", "checkpoint", "ledger.sqlite", "draws.sqlite"} <= seen
+
+
+@pytest.mark.parametrize("change", ["less noise", "another order", "one less"])
+def test_a_run_goes_on_with_the_tokens_that_it_was_admitted_with(budget, change):
+    tokens = [Event(1.0, 20.0), Event(1.0, 30.0), Event(1.0, 40.0)]
+    ledger = Ledger.create()
+    started = Account(budget, tokens, PrivacyLossAccountant(), ledger, identifier="mine")
+    started.charge(tokens[0])
+    others = {
+        "less noise": [*tokens[:2], Event(1.0, 39.9)],
+        "another order": [tokens[0], tokens[2], tokens[1]],
+        "one less": tokens[:2],
+    }[change]
+    with pytest.raises(InvalidArgument, match="with another plan"):
+        Account(budget, others, PrivacyLossAccountant(), ledger, identifier="mine", position=1)
+    assert Account(budget, tokens, PrivacyLossAccountant(), ledger, identifier="mine", position=1).left == 2
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_every_reading_of_epsilon_counts_every_charge(budget, every):
+    """However often ε was read before, and although no two steps are alike."""
+    tokens = [Event(0.05, 2.0 + 0.1 * step) for step in range(7)]
+    account = Account(budget, tokens, PrivacyLossAccountant(), Ledger.create())
+    for step, token in enumerate(tokens, 1):
+        account.charge(token)
+        if step % every == 0:
+            expected = PrivacyLossAccountant().epsilon(dict.fromkeys(tokens[:step], 1), budget.delta)
+            assert expected * (1 - 1e-6) <= account.epsilon() <= expected * 1.02
 
 
 # -- groups --
