@@ -1,4 +1,6 @@
 import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,6 +8,9 @@ from hypothesis import settings
 from torch import nn
 
 import apportion as ap
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from pieces import BOOKS, WORK, changed
 
 torch.set_num_threads(1)  # the suite runs one process for each core
 
@@ -48,3 +53,17 @@ class Books:
 @pytest.fixture
 def books():
     return Books()
+
+
+SMALL = {"accounting": BOOKS, "curator": WORK, "guard": WORK}
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(request):
+    """In the suites of books and mechanisms work is cut into small pieces, so that every test meets a second and a third one.
+
+    A test that is about the usual sizes, or makes millions of numbers, says so with the marker `usual_pieces`.
+    """
+    usual = request.node.get_closest_marker("usual_pieces")
+    with changed({} if usual else SMALL.get(request.path.parent.name, {})):
+        yield

@@ -325,6 +325,7 @@ def test_a_lock_that_is_lifted_in_time_is_waited_for(path, monkeypatch, capsys):
     ledger.close()
 
 
+@pytest.mark.usual_pieces
 def test_a_charge_costs_a_few_synchronisations_however_long_the_ledger_is(path, tmp_path):
     """2.2 ms on the machine of docs/ledger.md. Compared with plain fsyncs beside it, because a busy disk slows down both."""
     ledger = Ledger.attach(path)

@@ -10,6 +10,8 @@ from apportion.curator.curator import LARGEST, Curator
 from apportion.curator.memory import LiveTensors, MemoryModel, memory_model, with_known_batch
 from apportion.curator.sizes import as_text, bytes_of
 
+pytestmark = pytest.mark.usual_pieces
+
 
 class Texts(nn.Module):
     def __init__(self):

@@ -21,6 +21,8 @@ from apportion.curator.records import as_records
 from apportion.curator.sampling import poisson_draw
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Request
 
+pytestmark = pytest.mark.usual_pieces
+
 LEVEL = 1e-4
 SAMPLES = 200_000
 MANY = 4_000_000

@@ -69,6 +69,7 @@ def test_normals_do_not_depend_on_the_pieces_they_are_made_in(sizes, monkeypatch
     assert len(np.unique(every)) == len(every)
 
 
+@pytest.mark.usual_pieces
 def test_normals_of_a_key_never_change():
     """A resumed run adds the same noise, also with a later version of this library or on another machine."""
     first = Stream(bytes(range(32))).normals(200_000)

@@ -150,6 +150,7 @@ def test_empty_and_full_draws_are_charged_noised_and_applied_alike(
         assert (old != new).all(), "a step without noise"
 
 
+@pytest.mark.usual_pieces
 def test_a_loop_that_is_left_has_paid_for_what_it_drew_and_draws_anew(model, records, budget, tmp_path):
     run = make_private(model, records, budget=budget, out=tmp_path / "run", **(SMALL | {"sample_rate": 1.0}))
     loop(run, stop_after=2)

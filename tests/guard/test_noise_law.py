@@ -161,6 +161,7 @@ def test_groups_are_noised_by_their_own_threshold_and_share():
     require_standard_normal(released["2.weight"] / (unit * 2.0 / 0.8**0.5), "second group")
 
 
+@pytest.mark.usual_pieces
 def test_the_tails_of_the_noise_are_not_cut():
     """Two million values, counted in bins out to 4.5 standard deviations: cut or thinned tails give whole events away."""
     values = mechanisms.gaussian(torch.zeros(2_000_000), 1.0, Randomness.fresh().next_draw().noise, 1.0).numpy()

@@ -12,13 +12,16 @@ from apportion.request import Event
 MOST = 40
 
 
-def bucket_multipliers(events: Mapping[Event, int], *, upwards: bool = False, most: int = MOST) -> dict[Event, int]:
-    """Round multipliers onto a geometric grid of at most `most` values, shared among the sampling rates.
+def bucket_multipliers(
+    events: Mapping[Event, int], *, upwards: bool = False, most: int | None = None
+) -> dict[Event, int]:
+    """Round multipliers onto a geometric grid of at most `most` (40) values, shared among the sampling rates.
 
     Rounding down means less noise than there was, so whatever bounds the result's ε from above bounds the true one. Rounding up
     gives a lower bound in the same way. With at most `most` different events nothing is rounded.
     """
     counts = {event: n for event, n in events.items() if n}
+    most = MOST if most is None else most
     if len(counts) <= most:
         return counts
     rates = sorted({event.sample_rate for event in counts})

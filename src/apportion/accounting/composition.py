@@ -31,6 +31,8 @@ Spectrum = NDArray[np.complex128]
 _DEAD = -42.0  # ln of 6e-19: below the rounding of what is left
 _WITNESSES = 12
 _SERIES = 24  # events in a cell from which the power series is used
+_LOGARITHMS = 2_000_000  # taken at a time, where it is not: they are temporary, and stay within 32 MB
+_BLOCK = 300  # in units of loss: e^−300 is still a normal number
 
 
 class Composition:
@@ -180,7 +182,7 @@ class Curve:
 def _discounted(masses: Array, step: float) -> Array:
     """B_i = p_i + e^{−h}·B_{i+1}, in blocks that neither overflow nor underflow."""
     result = np.empty(len(masses))
-    length = max(1, int(300 / step))
+    length = max(1, int(_BLOCK / step))
     carried = 0.0
     for stop in range(len(masses), 0, -length):
         start = max(0, stop - length)
@@ -203,7 +205,7 @@ def _sum_of_logs(corners: Spectrum, cell: Cell, weights: Array) -> Spectrum:
             series += float(cell.counts.sum()) * np.log(corners[0])
             return series
     total = np.zeros(corners.shape[1], dtype=complex)
-    block = max(1, 2_000_000 // max(1, corners.shape[1]))
+    block = max(1, _LOGARITHMS // max(1, corners.shape[1]))
     for start in range(0, len(cell.counts), block):
         part = slice(start, start + block)
         total += cell.counts[part] @ np.log(weights[part] @ corners)

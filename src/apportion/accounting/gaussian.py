@@ -28,10 +28,11 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """The largest μ whose pair is (ε, δ)-DP; 0 if even 1e-12 is too large."""
+    """The largest μ whose pair is (ε, δ)-DP, rounded down by the tolerance of the root finder; 0 if even 1e-12 is too large."""
     low, high = 1e-12, 1.0
     if gaussian_delta(low, epsilon) >= delta:
         return 0.0
     while gaussian_delta(high, epsilon) < delta:
         high *= 2
-    return float(brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, low, high, xtol=1e-15, rtol=1e-13))
+    root = float(brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, low, high, xtol=1e-15, rtol=1e-13))
+    return root * (1 - 1e-11)

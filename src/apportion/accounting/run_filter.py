@@ -123,7 +123,7 @@ class GaussianRuns:
         """(M², −ln(1−D)) with D = 0.03·δ and (1−D)·δ_M(ε) + D = δ, M rounded down."""
         failure = FAILURE_SHARE * self.limit.delta
         largest = gaussian_mu(self.limit.epsilon, (self.limit.delta - failure) / (1 - failure))
-        return Cost((largest * (1 - 1e-11)) ** 2, -math.log1p(-failure))
+        return Cost(largest**2, -math.log1p(-failure))
 
     def cost(self, plan: Mapping[Event, int], delta: float, left: Cost) -> Cost:
         """(μ², −ln(1−d)). The run's own δ plays no part: its whole curve does."""

@@ -1,0 +1,179 @@
+"""Every whole number by which the library cuts its work, made so small that ordinary tests meet several pieces.
+
+`SMALL` are the numbers that cut: the result is the same for any of them, up to rounding, or a bound stays a bound. `HARMLESS` are the
+others, each with the reason why no test has to meet a second piece of it. `tests/guard/test_pieces.py` finds every such number in
+the sources and misses the ones that stand in neither list.
+"""
+
+import ast
+import contextlib
+import functools
+import importlib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("curator", "accounting", "training")
+HIDDEN = 100
+"""A whole number of this size inside a function is a constant without a name."""
+
+BOOKS = {"accounting.chain._PAGE": 2}
+"""Of ledgers."""
+WORK = {
+    "curator.curator.USUAL": 4,
+    "curator.framed.PIECE": 8,
+    "curator.gradients.rounding.LONGEST_SUM": 16,
+    "curator.gradients.use.CHUNK_NUMBERS": 64,
+    "curator.mechanisms.PIECE": 5,
+    "curator.randomness._CHUNK": 64,
+    "curator.randomness._SPARE": 5,
+    "curator.reader.SMALLEST_PIECE": 2,
+    "curator.reader.MOST_PIECES": 5,
+    "training.evaluation._BATCH": 7,
+    **BOOKS,
+}
+"""Of answers: in the suites of the curator and of what is guarded, for every test without the marker `usual_pieces`."""
+PRICES = {
+    "accounting.composition._BLOCK": 1,
+    "accounting.composition._LOGARITHMS": 64,
+    "accounting.composition._SERIES": 3,
+    "accounting.composition._WITNESSES": 2,
+    "accounting.grid._KEPT": 16,
+}
+"""Of prices, which stay the same: in `tests/guard/test_pieces.py`, because convolutions in small pieces take long."""
+BOUNDS = {
+    "accounting.buckets.MOST": 4,
+    "accounting.grid._LARGEST": 256,
+    "accounting.grid._SKETCHES": 2,
+    "accounting.interpolation.EXACT": 3,
+    "accounting.renyi._FEW": 2,
+    "accounting.run_filter._CURVES": 2,
+    "accounting.run_filter._POINTS": 8,
+}
+"""Of prices, which may rise by less exact work and must not fall: there too."""
+SMALL = WORK | PRICES | BOUNDS
+
+_LIMIT = "a limit on what is asked for; tests ask for more"
+_FORMAT = "the format of a file or of a key: no other value can be read"
+HARMLESS = {
+    "curator.curator.LARGEST": "a limit on micro-batches, which tests give sizes of their own and cross",
+    "curator.gradients.convolution.GRAM_CELLS": "chooses between two ways to a norm, both compared with the reference",
+    "curator.inspection._ROUNDS": "repeats a measurement of time",
+    "curator.memory.BASE": "bytes of a prediction of memory; nothing is cut",
+    "curator.memory.COMFORTABLE": "bytes, from which the size of a micro-batch follows: tests give it other sizes",
+    "curator.memory.CONVOLUTION": "a factor of a prediction of memory; nothing is cut",
+    "curator.memory.ENOUGH": "bytes, from which the size of a micro-batch follows: tests give it other sizes",
+    "curator.randomness.KEY_BYTES": _FORMAT,
+    "curator.repair._MOST_GROUPS": "the groups of a layer that is put in place of another one; the model is then a new one",
+    "curator.synthetic.RECORDS": "of a synthetic batch, which has a second and a third record",
+    "curator.ziggurat.LAYERS": "of the table that normals are made with: another number would need another table",
+    "accounting.accountant.LARGEST_COUNT": _LIMIT,
+    "accounting.accountant.LARGEST_GROUP": _LIMIT,
+    "accounting.calibration._ROUNDS": "of a search that raises when they are used up",
+    "accounting.ledger.FORMAT": _FORMAT,
+    "accounting.ledger._MOST_TIMES": _LIMIT,
+    "training.checkpoint.FORMAT": _FORMAT,
+    "training.history.REPORTS": "how often a run is looked at",
+    "training.private.SEPARABILITY_CHECKS": "a closer look at the first batches of a loop, whose loss is in its own hands",
+    "training.progress.LINES": "of a display",
+    "training.recovery.CHECKPOINTS": "how often a run is saved; tests save after every step",
+    "training.sampling.MOST_STEPS": _LIMIT,
+}
+HARMLESS_INSIDE = {
+    "accounting.accountant._epsilon": "the cache, and how many nodes a group may have",
+    "accounting.chain._code": "a mask of bits",
+    "accounting.chain.new_file": "the rights of a file",
+    "accounting.ledger.create": "the rights of a file",
+    "accounting.loss._inverse": "a bracket, halved down to rounding afterwards; and where an exponential would overflow",
+    "accounting.loss.sketch": "points of a sketch, from which a window is chosen and nothing is priced; and the cache",
+    "accounting.renyi._curve": "the cache",
+    "curator.sizes.as_text": "units of bytes in words",
+    "training.checkpoint.replace_file": "the rights of a file",
+    "training.checkpoint.write": "the rights of a file",
+    "training.exact._key_of": "the rights of a file",
+    "training.statement.in_words": "words",
+}
+
+
+def _module(name):
+    return importlib.import_module(f"apportion.{name}")
+
+
+@functools.cache
+def _trees():
+    """Module → its syntax tree, of the rooms."""
+    files = sorted(path for room in ROOMS for path in (ROOT / "src/apportion" / room).rglob("*.py"))
+    names = [".".join(path.relative_to(ROOT / "src/apportion").with_suffix("").parts) for path in files]
+    return {
+        name: ast.parse(path.read_text(encoding="utf-8"))
+        for name, path in zip(names, files, strict=True)
+        if not name.endswith("__init__")
+    }
+
+
+def constants():
+    """Every whole number with a name at the top of a module of the rooms, and its value."""
+    found = {}
+    for name, tree in _trees().items():
+        for node in tree.body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            for target in [one for many in targets for one in getattr(many, "elts", [many])]:
+                value = getattr(_module(name), target.id, None) if isinstance(target, ast.Name) else None
+                if type(value) is int:
+                    found[f"{name}.{target.id}"] = value
+    return found
+
+
+def hidden():
+    """Functions with a whole number that is large enough to cut work, and these numbers."""
+    found = {}
+    for name, tree in _trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                inside = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant)]
+                if large := sorted({value for value in inside if type(value) is int and value >= HIDDEN}):
+                    found[f"{name}.{node.name}"] = large
+    return found
+
+
+@functools.cache
+def _places(constant):
+    """The modules that have this constant as an attribute: its own, and those that import it by name."""
+    home, _, name = constant.rpartition(".")
+    imported = f"apportion.{home}"
+    return [home] + [
+        module
+        for module, tree in _trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == imported and name in [one.name for one in node.names]
+    ]
+
+
+def _forget_prices():
+    """What was computed with other numbers is not handed out again."""
+    for name in ("accounting.accountant", "accounting.grid", "accounting.loss", "accounting.renyi"):
+        for value in vars(_module(name)).values():
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
+
+
+@contextlib.contextmanager
+def changed(numbers):
+    """These constants with other values, wherever they are used."""
+    before = [
+        (_module(module), constant.rpartition(".")[2], value)
+        for constant, value in numbers.items()
+        for module in _places(constant)
+    ]
+    before = [(module, name, value, getattr(module, name)) for module, name, value in before]
+    prices = not (PRICES | BOUNDS).keys().isdisjoint(numbers)
+    for module, name, value, _ in before:
+        setattr(module, name, value)
+    if prices:
+        _forget_prices()
+    try:
+        yield
+    finally:
+        for module, name, _, usual in before:
+            setattr(module, name, usual)
+        if prices:
+            _forget_prices()
