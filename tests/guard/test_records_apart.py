@@ -1,5 +1,7 @@
 """Models, hooks and surroundings that would let records meet, or count one record several times, past what a first look shows."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,11 @@ from torch import nn
 
 import apportion as ap
 from apportion.curator.curator import LARGEST, Curator
+from apportion.curator.engine_choice import _Probe
 from apportion.curator.gradients.engine import EngineChoice, build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
+from apportion.curator.synthetic import prepared
 from apportion.curator.vetting import vetted_engine
 from apportion.errors import UnsupportedModel
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Frame, Request
@@ -302,14 +306,22 @@ class NormalisesFours(nn.Module):
         return self.layer(x)
 
 
-@pytest.mark.parametrize(
-    ("model", "example"),
-    [
-        (JoinsMasks, (torch.zeros(4), torch.zeros(4, dtype=torch.bool))),
-        (JoinsWords, torch.zeros(6, dtype=torch.int64)),
-        (Sorts, (torch.zeros(4, 3), torch.zeros(4, dtype=torch.bool))),
-    ],
-)
+NEED_MASKS_OR_WORDS = [
+    (JoinsMasks, (torch.zeros(4), torch.zeros(4, dtype=torch.bool))),
+    (JoinsWords, torch.zeros(6, dtype=torch.int64)),
+    (Sorts, (torch.zeros(4, 3), torch.zeros(4, dtype=torch.bool))),
+]
+
+
+@pytest.mark.parametrize(("model", "example"), NEED_MASKS_OR_WORDS)
+def test_the_probe_alone_sees_mixing_that_needs_masks_or_words(model, example):
+    torch.manual_seed(0)
+    probe = _Probe(prepared(model()), product, example, torch.zeros(3))
+    with suppress(RuntimeError):
+        assert not probe.agrees(EngineChoice("one-pass"))
+
+
+@pytest.mark.parametrize(("model", "example"), NEED_MASKS_OR_WORDS)
 def test_mixing_that_needs_masks_or_words_of_some_kind_is_left_to_records_alone(model, example):
     torch.manual_seed(0)
     data = Items([(example, torch.zeros(3))] * 3)

@@ -228,7 +228,8 @@ class Path:
         """Why `other`, the beginning of a run with another number of records, is not the same path; `None` if it is."""
         if len(other.operations) > len(self.operations):
             return "the number of operations depends on the number of records in the batch"
-        return next((self.differs(index, theirs, other.records) for index, theirs in enumerate(other.operations)), None)
+        differences = (self.differs(index, theirs, other.records) for index, theirs in enumerate(other.operations))
+        return next((difference for difference in differences if difference is not None), None)
 
     def differs(self, index: int, other: Operation, records: int) -> str | None:
         """Whether operation `index` is another one in a run with so many records, and how."""
