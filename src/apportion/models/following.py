@@ -26,6 +26,7 @@ import functools
 import hashlib
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -341,6 +342,15 @@ def _sizes_of(operation: Any) -> frozenset[str]:
     return frozenset(re.findall(r"SymInt(?:\[\d*\])?\??\s+(\w+)", str(operation._schema)))
 
 
+def sizes_in(operation: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, int]]:
+    """All sizes and indices that an operation is given, with the names of their arguments."""
+    names = _sizes_of(operation)
+    for index, argument in enumerate(operation._schema.arguments):
+        if argument.name in names:
+            value = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
+            yield from ((argument.name, leaf) for leaf in tree_leaves(value) if isinstance(leaf, int))
+
+
 def _digest(value: Tensor) -> Any:
     """The numbers of a tensor that belongs to no record, to be compared."""
     if value.numel() == 1 and not value.is_meta:
@@ -376,6 +386,7 @@ class Follower(TorchDispatchMode):
         self.records, self._rules, self.device, self.known = records, rules, device, known
         self.path = Path(records)
         self._computed = WeakTensorKeyDictionary()
+        self._loose: dict[int, Any] = {}
         self.refusal: RecordsMeet | None = None
         self.modules: list[str] = []
         """The modules whose forward pass is running, from the outermost to the innermost."""
@@ -393,6 +404,10 @@ class Follower(TorchDispatchMode):
 
     def wrap(self, meta: Tensor, place: Place | None, *, numbers: bool = False) -> Followed:
         """A tensor of this shape at this place."""
+        if place is not None and place.inner == ANY:
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
+                storage = meta.untyped_storage()
+                self._loose[storage._cdata] = storage
         return Followed(meta, place, self.device, numbers)
 
     def hide(self, model: nn.Module) -> None:
@@ -406,6 +421,15 @@ class Follower(TorchDispatchMode):
                         hidden[id(parameter)].requires_grad_(parameter.requires_grad)
                         hidden[id(parameter)]._is_param = True  # so that it is an nn.Parameter for those who ask
                     module._parameters[name] = hidden[id(parameter)]  # type: ignore[assignment]
+
+    def counts(self, size: int | None) -> bool:
+        """Whether a size or an index is a multiple of the number of records. (The largest index that there is means no end.)"""
+        return size is not None and 0 < abs(size) < sys.maxsize and size % self.records == 0
+
+    def is_loose(self, tensor: Followed) -> bool:
+        """Whether the memory of a tensor belongs to another one too, in which the order of records is not settled."""
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            return tensor.meta.untyped_storage()._cdata in self._loose
 
     def refused(self, error: RecordsMeet) -> RecordsMeet:
         """Remember the first refusal, so that a model cannot catch it and go on otherwise."""
