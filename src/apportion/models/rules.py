@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import decomposition_table
 from torch.utils._pytree import tree_leaves
 
 from apportion.models.following import ANY, FRONT, PICKED, Followed, Follower, Place, RecordsMeet, sizes_in, written_to
@@ -100,8 +99,7 @@ def _of_nobody(operation: Any, args: Any, kwargs: Any, follower: Follower) -> An
 
 def _taken_apart(name: str, operation: Any, args: Any, kwargs: Any, follower: Follower) -> Any:
     """Follow what torch itself says that the operation is made of."""
-    function = decomposition_table.get(operation, operation.decompose)
-    found = follower.decompose(function, args, kwargs)
+    found = follower.decompose(operation, args, kwargs)
     if found is NotImplemented:
         raise RecordsMeet(name, "it is not known that this operation keeps records apart") from None
     return found
