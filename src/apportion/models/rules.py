@@ -225,12 +225,9 @@ def _factory(operation: Any, name: str, args: Any, kwargs: Any, follower: Follow
         raise RecordsMeet(name, "there are as many entries as records in two dimensions")
     if len(dims) == 1:
         return follower.wrap(meta, Place(dims[0], 1 if meta.shape[dims[0]] == follower.records else ANY))
-    if name in _RANDOM:
-        return follower.wrap(meta, None)  # nobody may look at it: it would decide otherwise the next time
-    if like is None:
+    if like is None and name not in _RANDOM:
         return NotImplemented
-    value = args[2] if name == "new_full" else 1 if name == "new_ones" else 0
-    return torch.full(meta.shape, value, dtype=meta.dtype, device=follower.device)
+    return follower.wrap(meta, None)  # nobody may look at chance: it would decide otherwise the next time
 
 
 def _spread(operation: Any, args: Any, kwargs: Any, follower: Follower) -> Any:
