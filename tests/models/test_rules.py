@@ -137,7 +137,7 @@ APART = {
     "matrix and vector": (lambda x: x @ weights(4), (B, 4)),
     "convolution": (lambda x: functional.conv2d(x, weights(3, 2, 3, 3)), (B, 2, 5, 5)),
     "convolution in groups": (lambda x: functional.conv1d(x, weights(4, 1, 3), groups=2), (B, 2, 5)),
-    "transposed convolution": (lambda x: functional.conv_transpose2d(x, weights(2, 3, 3, 3)), (B, 2, 5, 5)),
+    "transposed convolution": (lambda x: functional.conv_transpose2d(x, weights(2, 3, 3, 3)), (B, 2, 4, 4)),
     "a kernel for each record": (
         lambda x, k: functional.conv1d(x.reshape(1, -1, 6), k.reshape(-1, 2, 3), groups=x.shape[0]).view(-1, 3, 4),
         (B, 2, 6),

@@ -27,6 +27,7 @@ import functools
 import hashlib
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._decomp import decomposition_table
 from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -80,6 +82,8 @@ class Followed(Tensor):
     place: Place | None
     numbers: bool
     """Whether row i holds the number i: good for picking rows, and for nothing else."""
+    origin: tuple[Any, ...] | None = None
+    """Where on the path it was made."""
 
     @staticmethod
     def __new__(cls, meta: Tensor, place: Place | None, device: torch.device, numbers: bool = False) -> Followed:
@@ -125,8 +129,11 @@ class RecordCount(int):
 
     def _compared(self, other: Any, name: str) -> Any:
         outcome = getattr(int, name)(self, other)
-        if outcome is NotImplemented or isinstance(other, RecordCount):
+        if isinstance(other, RecordCount):
             return outcome  # k·B and m·B compare as k and m do
+        if outcome is NotImplemented:
+            self._seen()  # a number that is no integer makes the comparison itself
+            return outcome
         certain = {
             "__eq__": other < self._times or other % self._times,
             "__ne__": other < self._times or other % self._times,
@@ -200,20 +207,48 @@ for _name in (
         "__rmod__",
     ),
     *("__divmod__", "__rdivmod__", "__pow__", "__rpow__", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__"),
-    *("__neg__", "__int__", "__float__", "__hash__", "__str__", "__repr__", "__format__", "__round__", "bit_length"),
+    *("__rand__", "__ror__", "__rxor__", "__rlshift__", "__rrshift__", "__neg__", "__pos__", "__abs__", "__invert__"),
+    *("__int__", "__float__", "__index__", "__trunc__", "__floor__", "__ceil__", "__round__", "__hash__", "__str__", "__repr__"),
+    *("__format__", "__reduce__", "__getnewargs__", "__sizeof__", "bit_length", "bit_count", "to_bytes", "as_integer_ratio"),
+    *("conjugate",),
 ):
     setattr(RecordCount, _name, _noted(_name))
+for _name in ("real", "numerator"):
+    setattr(RecordCount, _name, property(_noted("__int__")))
+
+
+class Shape(tuple[int, ...]):
+    """A shape with `RecordCount`s in it. torch's own, from which nobody can inherit, would hand out their product as a plain number."""
+
+    def numel(self) -> int:
+        product: int = 1
+        for size in self:
+            product = size * product
+        return product
+
+    def __repr__(self) -> str:
+        return f"torch.Size([{', '.join(map(repr, self))}])"
+
+    def __getitem__(self, index: Any) -> Any:
+        found = tuple.__getitem__(self, index)
+        return Shape(found) if isinstance(index, slice) else found
+
+    def __add__(self, other: Any) -> Any:
+        return Shape((*self, *other))
 
 
 class Operation(NamedTuple):
-    """One operation of a path, without its tensors."""
+    """One operation of a path, without the values of its tensors."""
 
     name: str
     numbers: tuple[Any, ...]
+    """Its arguments: numbers, the values of constants, and of what the path has computed itself where on the path that was."""
     sizes: tuple[Any, ...]
-    """What may grow in proportion to the number of records: sizes and indices."""
+    """What may grow in proportion to the number of records: sizes and indices, and the shapes of its tensors."""
     followed: bool
-    """Whether its result belongs to records."""
+    """Whether its result belongs to records, or to weights or chance."""
+    taken_apart: bool = False
+    """Whether the operations that come next are those of which torch makes it."""
 
 
 @dataclass
@@ -236,7 +271,7 @@ class Path:
         mine = self.operations[index]
         if mine.name != other.name or not _equal(mine.numbers, other.numbers):
             return f"{other.name}: what is computed depends on the number of records in the batch"
-        if not all(
+        if len(mine.sizes) != len(other.sizes) or not all(
             one == two or (type(one) is type(two) is int and one * records == two * self.records)
             for one, two in zip(mine.sizes, other.sizes, strict=True)
         ):
@@ -251,14 +286,8 @@ def _equal(mine: tuple[Any, ...], theirs: tuple[Any, ...]) -> bool:
     )
 
 
-_SIZES = {
-    Tensor.shape.__get__,  # type: ignore[attr-defined]
-    Tensor.size,
-    Tensor.numel,
-    Tensor.nelement,
-    Tensor.stride,
-    torch.numel,
-}
+_TELL_OF_SIZES = {Tensor.__len__, Tensor.is_contiguous, Tensor.is_same_size, torch.is_same_size, Tensor.__sizeof__}
+"""Of what these answer, nobody can see that it is about the number of records."""
 _VALUES = {
     getattr(Tensor, name)
     for name in (
@@ -287,14 +316,14 @@ class _Questions(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function in _SIZES:
-            found = function(*args, **kwargs)
-            return self._counted(found)
-        if function is Tensor.__len__:
-            found = function(*args, **kwargs)
-            if found % self._follower.records == 0:
-                self._follower.path.looks_at_count = True  # Python hands on a plain number
-            return found
+        if function in _TELL_OF_SIZES:
+            if any(isinstance(one, Tensor) and any(map(self._follower.counts, one.shape)) for one in args):
+                self._follower.path.looks_at_count = True
+            return function(*args, **kwargs)
+        if function is Tensor.data.__set__ and any(isinstance(one, Followed) for one in args):  # type: ignore[attr-defined]
+            raise self._follower.refused(RecordsMeet("data", "a tensor is exchanged for another one"))
+        if function in (torch.cross, Tensor.cross) and kwargs.get("dim", args[2] if len(args) > 2 else None) is None:
+            raise self._follower.refused(RecordsMeet("cross", "without a dimension it takes that of three records. Name it: dim="))
         if function in _VALUES and isinstance(args[0], Followed):
             raise self._follower.refused(
                 RecordsMeet(function.__name__, "a value is looked at that comes from records, weights or chance")
@@ -303,17 +332,16 @@ class _Questions(TorchFunctionMode):
             classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
             if classes > 0:  # torch looks at the values only to refuse those out of range
                 return (args[0].unsqueeze(-1) == torch.arange(classes)).to(torch.int64)
-        return function(*args, **kwargs)
+        found = function(*args, **kwargs)
+        return self._counted(found) if isinstance(found, (int, tuple)) else found
 
     def _counted(self, found: Any) -> Any:
         def one(size: int) -> int:
-            if type(size) is int and size > 0 and size % self._follower.records == 0:
-                return RecordCount.of(size, self._follower)
-            return size
+            return RecordCount.of(size, self._follower) if type(size) is int and self._follower.counts(size) else size
 
         if isinstance(found, torch.Size):
-            return torch.Size([one(size) for size in found])
-        return tuple(one(size) for size in found) if isinstance(found, tuple) else one(found)
+            return Shape(one(size) for size in found)
+        return tuple(one(size) for size in found) if type(found) is tuple else one(found)
 
 
 def _random_states() -> tuple[Any, ...]:
@@ -330,7 +358,7 @@ def _without_values(leaf: Any) -> Any:
     return torch.device("meta") if isinstance(leaf, torch.device) else leaf
 
 
-class _Shape:
+class _Geometry:
     """What a tensor without values is."""
 
     def __init__(self, tensor: Tensor):
@@ -370,6 +398,15 @@ def _sizes_of(operation: Any) -> frozenset[str]:
     return frozenset(re.findall(r"SymInt(?:\[\d*\])?\??\s+(\w+)", str(operation._schema)))
 
 
+def sizes_in(operation: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, int]]:
+    """All sizes and indices that an operation is given, with the names of their arguments."""
+    names = _sizes_of(operation)
+    for index, argument in enumerate(operation._schema.arguments):
+        if argument.name in names:
+            value = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
+            yield from ((argument.name, leaf) for leaf in tree_leaves(value) if isinstance(leaf, int))
+
+
 def _digest(value: Tensor) -> Any:
     """The numbers of a tensor that belongs to no record, to be compared."""
     if value.numel() == 1 and not value.is_meta:
@@ -405,6 +442,8 @@ class Follower(TorchDispatchMode):
         self.records, self._rules, self.device, self.known = records, rules, device, known
         self.path = Path(records)
         self._computed = WeakTensorKeyDictionary()
+        self._given = self._asked = 0
+        self._loose: dict[int, Any] = {}
         self.refusal: RecordsMeet | None = None
         self.modules: list[str] = []
         """The modules whose forward pass is running, from the outermost to the innermost."""
@@ -418,10 +457,19 @@ class Follower(TorchDispatchMode):
         """A tensor of this shape whose records are known to be at `place`."""
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             sizes = tuple(int.__int__(size) for size in shape)
-            return self.wrap(torch.empty(sizes, dtype=like.dtype, device="meta"), place)
+            return self._numbered(self.wrap(torch.empty(sizes, dtype=like.dtype, device="meta"), place))
+
+    def _numbered(self, given: Followed) -> Followed:
+        """What no operation has made, and its number."""
+        given.origin, self._given = ("given", self._given), self._given + 1
+        return given
 
     def wrap(self, meta: Tensor, place: Place | None, *, numbers: bool = False) -> Followed:
         """A tensor of this shape at this place."""
+        if place is not None and place.inner == ANY:
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
+                storage = meta.untyped_storage()
+                self._loose[storage._cdata] = storage
         return Followed(meta, place, self.device, numbers)
 
     def hide(self, model: nn.Module) -> None:
@@ -431,10 +479,19 @@ class Follower(TorchDispatchMode):
             for name, parameter in module._parameters.items():
                 if parameter is not None:
                     if id(parameter) not in hidden:
-                        hidden[id(parameter)] = self.wrap(_without_values(parameter.detach()), None)
+                        hidden[id(parameter)] = self._numbered(self.wrap(_without_values(parameter.detach()), None))
                         hidden[id(parameter)].requires_grad_(parameter.requires_grad)
                         hidden[id(parameter)]._is_param = True  # so that it is an nn.Parameter for those who ask
                     module._parameters[name] = hidden[id(parameter)]  # type: ignore[assignment]
+
+    def counts(self, size: int | None) -> bool:
+        """Whether a size or an index is a multiple of the number of records. (The largest index that there is means no end.)"""
+        return size is not None and 0 < abs(size) < sys.maxsize and size % self.records == 0
+
+    def is_loose(self, tensor: Followed) -> bool:
+        """Whether the memory of a tensor belongs to another one too, in which the order of records is not settled."""
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            return tensor.meta.untyped_storage()._cdata in self._loose
 
     def refused(self, error: RecordsMeet) -> RecordsMeet:
         """Remember the first refusal, so that a model cannot catch it and go on otherwise."""
@@ -472,11 +529,19 @@ class Follower(TorchDispatchMode):
         noted = self._described(operation, args, kwargs)
         self.path.operations.append(noted)
         if self.known is not None:
-            return self._again(index, operation, args, kwargs)
-        found = self._rules(operation, args, kwargs, self)
-        if found is NotImplemented:  # nothing of a record in it
-            return self._public(operation, args, kwargs)
-        self.path.operations[index] = noted._replace(followed=True)
+            found = self._again(index, operation, args, kwargs)
+        else:
+            self._asked = index
+            found = self._rules(operation, args, kwargs, self)
+            if found is NotImplemented:  # nothing of a record in it
+                found = operation(*args, **kwargs)
+            else:
+                self.path.operations[index] = self.path.operations[index]._replace(followed=True)
+        for number, value in enumerate(tree_leaves(found)):
+            if isinstance(value, Followed):
+                value.origin = value.origin or (index, number)
+            elif isinstance(value, Tensor):
+                self._computed.setdefault(value, (index, number))
         return found
 
     def _again(self, index: int, operation: Any, args: Any, kwargs: Any) -> Any:
@@ -486,7 +551,9 @@ class Follower(TorchDispatchMode):
         if (difference := self.known.differs(index, self.path.operations[index], self.records)) is not None:
             raise RecordsMeet(*difference.split(": ", 1))
         if not self.known.operations[index].followed:
-            return self._public(operation, args, kwargs)
+            return operation(*args, **kwargs)
+        if self.known.operations[index].taken_apart:
+            return self.decompose(operation, args, kwargs)
         written = written_to(operation, args, kwargs)
         if torch.Tag.inplace_view in operation.tags:
             return self.turned(operation, args, kwargs, written[0], None)
@@ -503,13 +570,6 @@ class Follower(TorchDispatchMode):
         target.place = place
         return target
 
-    def _public(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        results = operation(*args, **kwargs)
-        for value in tree_leaves(results):
-            if isinstance(value, Tensor):
-                self._computed[value] = True
-        return results
-
     def _described(self, operation: Any, args: Any, kwargs: Any) -> Operation:
         numbers: list[Any] = []
         sizes: list[Any] = []
@@ -518,9 +578,12 @@ class Follower(TorchDispatchMode):
             for leaf in tree_leaves(value):
                 if not isinstance(leaf, Tensor):
                     (sizes if argument.name in _sizes_of(operation) else numbers).append(leaf)
-                elif not isinstance(leaf, Followed) and leaf not in self._computed:
-                    # Numbers come as tensors too. What the path itself has computed need not be compared again.
-                    numbers.append(_digest(leaf))
+                    continue
+                sizes.extend(leaf.meta.shape if isinstance(leaf, Followed) else leaf.shape)
+                if isinstance(leaf, Followed):
+                    numbers.append(leaf.origin)
+                else:  # numbers come as tensors too
+                    numbers.append(self._computed[leaf] if leaf in self._computed else _digest(leaf))
         return Operation(str(operation), tuple(numbers), tuple(sizes), followed=False)
 
     def shapes(self, operation: Any, args: Any, kwargs: Any) -> Any:
@@ -535,10 +598,12 @@ class Follower(TorchDispatchMode):
             if len(_KNOWN_SHAPES) >= _MOST_SHAPES:
                 _KNOWN_SHAPES.clear()
             results = operation(*plain[0], **plain[1])
-            _KNOWN_SHAPES[key] = tree_map(lambda leaf: leaf if not isinstance(leaf, Tensor) else _Shape(leaf), results)
-        return tree_map(lambda leaf: leaf.tensor() if isinstance(leaf, _Shape) else leaf, _KNOWN_SHAPES[key])
+            _KNOWN_SHAPES[key] = tree_map(lambda leaf: leaf if not isinstance(leaf, Tensor) else _Geometry(leaf), results)
+        return tree_map(lambda leaf: leaf.tensor() if isinstance(leaf, _Geometry) else leaf, _KNOWN_SHAPES[key])
 
-    def decompose(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run what an operation is made of."""
+    def decompose(self, operation: Any, args: Any, kwargs: Any) -> Any:
+        """Run what torch itself says that an operation is made of; `NotImplemented` if it does not say."""
+        if self.known is None:
+            self.path.operations[self._asked] = self.path.operations[self._asked]._replace(taken_apart=True)
         with self:
-            return function(*args, **kwargs)
+            return decomposition_table.get(operation, operation.decompose)(*args, **kwargs)

@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import decomposition_table
 from torch.utils._pytree import tree_leaves
 
-from apportion.models.following import ANY, FRONT, PICKED, Followed, Follower, Place, RecordsMeet, written_to
+from apportion.models.following import ANY, FRONT, PICKED, Followed, Follower, Place, RecordsMeet, sizes_in, written_to
 
 Arguments = dict[str, Any]
 Places = Any
@@ -44,12 +43,16 @@ def places(operation: Any, args: Any, kwargs: Any, follower: Follower) -> Any:
     followed = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Followed)]
     name = operation.overloadpacket._qualified_op_name.removeprefix("aten::")
     if name in _FACTORIES or name in _RANDOM:
+        _require_no_count(operation, args, kwargs, follower, name, but=_SHAPES)
         return _factory(operation, name, args, kwargs, follower)
     if not followed:
         if name in ("expand", "repeat") and _multiples(args[1], follower):
             return _spread(operation, args, kwargs, follower)
         if name == "arange" and (made := _numbers(operation, args, kwargs, follower)) is not None:
             return made
+        _require_no_count(operation, args, kwargs, follower, name)
+        if torch.Tag.nondeterministic_seeded in operation.tags:
+            return _of_nobody(operation, args, kwargs, follower)  # nobody may look at it: it would decide otherwise the next time
         return NotImplemented
     if name in ("prim::device", "prim::layout", "_fused_sdp_choice", "is_same_size", "sym_size", "sym_stride"):
         return follower.shapes(operation, args, kwargs)
@@ -60,7 +63,9 @@ def places(operation: Any, args: Any, kwargs: Any, follower: Follower) -> Any:
     if any(one.place == PICKED for one in followed):
         raise RecordsMeet(name, "one record is picked out of the batch by its place")
     if all(one.place is None for one in followed) and not (name in ("expand", "repeat") and _multiples(args[1], follower)):
+        _require_no_count(operation, args, kwargs, follower, name)
         return _of_nobody(operation, args, kwargs, follower)
+    _require_no_count(operation, args, kwargs, follower, name, but=_SHAPES)
     given = _bound(operation, args, kwargs)
     if any(one.numbers for one in followed) and name not in _KEEP_NUMBERS:
         raise RecordsMeet(name, "the number of a record in its batch is computed with, so that its place in the batch counts")
@@ -76,7 +81,7 @@ def places(operation: Any, args: Any, kwargs: Any, follower: Follower) -> Any:
     if torch.Tag.inplace_view in operation.tags:
         return follower.turned(operation, args, kwargs, written[0], found)
     for target in written:
-        if found != target.place:
+        if found != target.place or (target.place.inner != ANY and follower.is_loose(target)):
             raise RecordsMeet(name, "records are written to places of other records")
     numbers = _keeps_numbers(name, followed)
     return _wrapped(follower, follower.shapes(operation, args, kwargs), found, written, operation, numbers)
@@ -94,8 +99,7 @@ def _of_nobody(operation: Any, args: Any, kwargs: Any, follower: Follower) -> An
 
 def _taken_apart(name: str, operation: Any, args: Any, kwargs: Any, follower: Follower) -> Any:
     """Follow what torch itself says that the operation is made of."""
-    function = decomposition_table.get(operation, operation.decompose)
-    found = follower.decompose(function, args, kwargs)
+    found = follower.decompose(operation, args, kwargs)
     if found is NotImplemented:
         raise RecordsMeet(name, "it is not known that this operation keeps records apart") from None
     return found
@@ -126,13 +130,48 @@ def _wrapped(
     if written and len(written) == len(results):
         return written[0] if len(written) == 1 else tuple(written)
     if isinstance(metas, Tensor):
+        _require_one_dimension(operation, metas, found, follower)
         return follower.wrap(metas, found, numbers=numbers)
     if not isinstance(metas, (tuple, list)):
         return metas
     each = found if isinstance(found, list) else [found] * len(metas)
+    for meta, place in zip(metas, each, strict=True):
+        if isinstance(meta, Tensor):
+            _require_one_dimension(operation, meta, place, follower)
     return type(metas)(
         follower.wrap(meta, place) if isinstance(meta, Tensor) else meta for meta, place in zip(metas, each, strict=True)
     )
+
+
+_SHAPES = frozenset(("size", "shape", "sizes", "input_sizes", "self_sizes", "input_size", "repeats", "N", "groups", "bias_sizes"))
+"""Arguments that may grow in proportion to the number of records: the rules look at them, or at the shape that comes of them."""
+_CUTS = {
+    name: frozenset(arguments)
+    for names, arguments in (
+        (("slice", "slice_backward", "slice_scatter"), ("start", "end")),
+        (("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes"), ("split_size", "split_sizes")),
+        (("as_strided", "as_strided_", "as_strided_scatter", "empty_strided", "new_empty_strided", "_reshape_alias"), ("stride",)),
+    )
+    for name in names
+}
+"""Such arguments of operations whose rules look at them."""
+
+
+def _require_no_count(
+    operation: Any, args: Any, kwargs: Any, follower: Follower, name: str, but: frozenset[str] = frozenset()
+) -> None:
+    """Refuse an argument that is a multiple of the number of records, on which the values of the result may then depend."""
+    allowed = but | _CUTS.get(name, frozenset()) if but else but
+    for argument, size in sizes_in(operation, args, kwargs):
+        if argument not in allowed and follower.counts(size):
+            raise RecordsMeet(name, "what is computed depends on the number of records in the batch")
+
+
+def _require_one_dimension(operation: Any, meta: Tensor, place: Place | None, follower: Follower) -> None:
+    """Refuse a result with as many entries as records beside the dimension of the records: a sum over them would count the records."""
+    if any(place is None or dim != place.dim for dim in _multiples(meta.shape, follower)):
+        name = operation.overloadpacket.__name__
+        raise RecordsMeet(name, "a dimension is as long as there are records and does not belong to them")
 
 
 def _tensors(given: Any) -> list[Tensor]:
@@ -170,7 +209,7 @@ _KEEP_NUMBERS = frozenset(
 
 
 def _multiples(sizes: Sequence[int], follower: Follower) -> list[int]:
-    return [dim for dim, size in enumerate(sizes) if size > 0 and size % follower.records == 0]
+    return [dim for dim, size in enumerate(sizes) if follower.counts(size)]
 
 
 def _factory(operation: Any, name: str, args: Any, kwargs: Any, follower: Follower) -> Any:
@@ -178,16 +217,17 @@ def _factory(operation: Any, name: str, args: Any, kwargs: Any, follower: Follow
     like = next((leaf for leaf in tree_leaves(args) if isinstance(leaf, Followed)), None)
     meta = follower.shapes(operation, args, kwargs)
     if like is not None and (name.endswith("_like") or name in _RANDOM):
-        return follower.wrap(meta, _aligned(_tensors((args, kwargs)), follower, name))
+        place = _aligned(_tensors((args, kwargs)), follower, name)
+        _require_one_dimension(operation, meta, place, follower)
+        return follower.wrap(meta, place)
     dims = _multiples(meta.shape, follower)
+    if len(dims) > 1:
+        raise RecordsMeet(name, "there are as many entries as records in two dimensions")
     if len(dims) == 1:
         return follower.wrap(meta, Place(dims[0], 1 if meta.shape[dims[0]] == follower.records else ANY))
-    if name in _RANDOM:
-        return follower.wrap(meta, None)  # nobody may look at it: it would decide otherwise the next time
-    if like is None:
+    if like is None and name not in _RANDOM:
         return NotImplemented
-    value = args[2] if name == "new_full" else 1 if name == "new_ones" else 0
-    return torch.full(meta.shape, value, dtype=meta.dtype, device=follower.device)
+    return follower.wrap(meta, None)  # nobody may look at chance: it would decide otherwise the next time
 
 
 def _spread(operation: Any, args: Any, kwargs: Any, follower: Follower) -> Any:
@@ -200,10 +240,8 @@ def _spread(operation: Any, args: Any, kwargs: Any, follower: Follower) -> Any:
     if len(dims) != 1:
         raise RecordsMeet(name, "there are as many copies as records in two dimensions")
     own = value.shape[dims[0] - ahead] if dims[0] >= ahead else 1
-    if name == "expand" and own != 1:
-        return NotImplemented
-    if own % follower.records == 0:
-        return NotImplemented
+    if own % follower.records == 0 or (name == "expand" and own != 1):
+        raise RecordsMeet(name, "a constant has a row for each record, so that a record's place in the batch counts")
     return follower.wrap(meta, Place(dims[0], own))
 
 
@@ -357,10 +395,10 @@ def _expand(given: Arguments, follower: Follower, name: str) -> Places:
     place, count = _place(given["self"]), len(_shape(given["self"]))
     ahead = len(given["size"]) - count
     if place is None:
-        if _multiples(given["size"], follower):
-            dims = _multiples(given["size"], follower)
-            return Place(dims[0], 1)
-        return None
+        dims = _multiples(given["size"], follower)
+        if dims and dims[0] >= ahead and _shape(given["self"])[dims[0] - ahead] != 1:
+            raise _refuse(name, "a constant has a row for each record, so that a record's place in the batch counts")
+        return Place(dims[0], 1) if dims else None
     if len([dim for dim in _multiples(given["size"], follower) if dim != place.dim + ahead]):
         raise _refuse(name, "there are as many copies of every record as there are records")
     return Place(place.dim + ahead, place.inner)
@@ -373,7 +411,9 @@ def _repeat(given: Arguments, follower: Follower, name: str) -> Places:
     dims = _multiples(repeats, follower)
     if place is None:
         own = [1] * ahead + list(_shape(value))
-        return Place(dims[0], own[dims[0]]) if len(dims) == 1 else None
+        if _multiples(own, follower):
+            raise _refuse(name, "a constant has a row for each record, so that a record's place in the batch counts")
+        return Place(dims[0], own[dims[0]])
     if dims:
         raise _refuse(name, "there are as many copies of every record as there are records")
     return Place(place.dim + ahead, place.inner)
@@ -422,6 +462,8 @@ def _slice(given: Arguments, follower: Follower, name: str) -> Places:
         return None
     dim = _from_front(given["dim"], len(shape))
     if dim != place.dim:
+        if any(follower.counts(given[key]) for key in ("start", "end")):
+            raise _refuse(name, "what is cut out depends on the number of records in the batch")
         return place
     start, end, step = given["start"] or 0, given["end"], given["step"] or 1
     size, block = shape[dim], follower.records * place.inner
@@ -440,6 +482,8 @@ def _split(given: Arguments, follower: Follower, name: str) -> Places:
     dim = _from_front(given["dim"], len(shape))
     sizes = given.get("split_size", given.get("split_sizes"))
     sizes = [sizes] if isinstance(sizes, int) else sizes
+    if dim != place.dim and _multiples(sizes or (), follower):
+        raise _refuse(name, "what is cut out depends on the number of records in the batch")
     if dim == place.dim and (
         place.inner == ANY or sizes is None or any(size % (follower.records * place.inner) for size in sizes)
     ):
@@ -499,7 +543,13 @@ def _put_back(given: Arguments, follower: Follower, name: str) -> Places:
         return None
     if name == "select_backward":
         place = Place(place.dim + (dim <= place.dim), place.inner)
-    if dim == place.dim and (place.inner == ANY or given["start"] % (follower.records * place.inner)):
+    if name == "slice_backward" and dim != place.dim:
+        if any(follower.counts(given[key]) for key in ("start", "end")):
+            raise _refuse(name, "what is put back depends on the number of records in the batch")
+        return place
+    if dim == place.dim and (
+        place.inner == ANY or given["start"] % (follower.records * place.inner) or given["start"] < 0 or given["step"] != 1
+    ):
         raise _refuse(name, "a part of the batch is put back by its place")
     return place
 
@@ -523,6 +573,8 @@ def _as_strided(given: Arguments, follower: Follower, name: str) -> Places:
     same = tuple(given["size"]) == tuple(value.shape) and tuple(given["stride"]) == tuple(value.stride())
     if not same or given["storage_offset"] not in (None, value.storage_offset()):
         raise _refuse(name, "it reads memory past the shapes of tensors")
+    if name == "as_strided_scatter" and _place(given["src"]) != _place(given["self"]):
+        raise _refuse(name, "records are written to places of other records")
     return _place(given["self"])
 
 
@@ -621,7 +673,9 @@ def _last(count: int) -> Callable[..., Places]:
                 raise _refuse(name, "it works across the records")
             if own is None and len(_shape(tensor)) > count:
                 raise _refuse(name, "a constant has a row for each record, so that a record's place in the batch counts")
-        return next(own for tensor in tensors if (own := _place(tensor)) is not None)
+        if len({len(_shape(tensor)) for tensor in tensors if _place(tensor) is not None}) > 1:
+            raise _refuse(name, "records of one tensor meet other records of another")
+        return place
 
     return found
 
@@ -761,7 +815,8 @@ def _convolution_backward(given: Arguments, follower: Follower, name: str) -> Pl
     grouped = given["groups"] % follower.records == 0 and not given["transposed"]
     if not grouped or place is None or own is None or not place.dim == own.dim == 1 or kernel.dim != 0:
         raise _refuse(name, "kernels of records meet images of others")
-    if place.inner != kernel.inner:
+    filters, channels = _shape(weight)[0], _shape(image)[1]
+    if place.inner != kernel.inner or kernel.inner * follower.records != filters or own.inner * follower.records != channels:
         raise _refuse(name, "kernels of records meet images of others")
     return [own, kernel, Place(0, kernel.inner)]
 
@@ -794,8 +849,8 @@ def _group_norm(given: Arguments, follower: Follower, name: str) -> Places:
 def _norm_backward(given: Arguments, follower: Follower, name: str) -> Places:
     if any(given["output_mask"][1:]):
         raise _refuse(name, "the gradient of its weight adds up records")
-    place = _place(given["grad_out"])
     value = given["input"]
+    place = _aligned([given["grad_out"], value], follower, name)
     if name == "native_group_norm_backward":
         if place is not None and place.dim != 0:
             raise _refuse(name, "it normalises over the records")
@@ -820,7 +875,7 @@ def _batch_norm(given: Arguments, follower: Follower, name: str) -> Places:
 
 @rule("native_batch_norm_backward")
 def _batch_norm_backward(given: Arguments, follower: Follower, name: str) -> Places:
-    place = _place(given["grad_out"])
+    place = _aligned([given["grad_out"], given["input"]], follower, name)
     if place is None or place.dim != 1 or given.get("running_mean") is not None:
         raise _refuse(name, "it normalises over the records")
     row = Place(0, place.inner)
@@ -874,6 +929,8 @@ def _indexed(given: Arguments, follower: Follower, name: str) -> tuple[Place | N
     """Of x[i, j, …]: the place in the result, where the indices' dimensions begin there, the place in the indices, their dimensions."""
     value, indices = given["self"], given["indices"]
     place = _place(value)
+    if any(isinstance(one, Followed) and one.numbers for one in (value, given.get("values"))):
+        raise _refuse(name, "the number of a record in its batch is computed with, so that its place in the batch counts")
     used = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if any(index.dtype in (torch.bool, torch.uint8) for _, index in used):
         raise _refuse(name, "a mask picks a number of entries that depends on values")
