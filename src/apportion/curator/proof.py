@@ -203,11 +203,12 @@ def _follow(
             ) from error
         seen = engine.seen_alone
     follower = Follower(records, places, device_of(engine.model), known)
+    follower.hide(engine.model)
+    follower.hide(engine.scratch)
+    # targets last: a run that is compared with this one has none
     batch, targets = map_tensors(
         lambda leaf: follower.follow(leaf) if isinstance(leaf, Tensor) else leaf, (inputs, target)
     )
-    follower.hide(engine.model)
-    follower.hide(engine.scratch)
     if isinstance(engine, OnePass):
         engine.witness = _Witness(follower, seen)
     stage = "model"
