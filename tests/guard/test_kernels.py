@@ -332,6 +332,22 @@ def test_nothing_of_a_micro_batch_is_left_for_the_next():
     compare(one_pass(engine, inputs), single_records(model, inputs))
 
 
+def test_a_late_backward_pass_adds_nothing_to_the_next_micro_batch():
+    model, inputs, _ = built("linear over positions")
+    engine = OnePass(model)
+    late = engine.forward(inputs.flip(0) * 3).sum()
+    outputs = engine.forward(inputs)
+    late.backward()
+    outputs.sum().backward()
+    gradients = engine.gradients()
+    weights = torch.ones(RECORDS, dtype=torch.float64)
+    sums = gradients.weighted_sums(dict.fromkeys(dict(model.named_parameters()), weights))
+    model.zero_grad()
+    model(inputs).sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(sums[name], parameter.grad, rtol=1e-9, atol=1e-9)
+
+
 class Shifted(nn.Module):
     """A layer on inputs shifted by a buffer, which the forward pass writes over."""
 
