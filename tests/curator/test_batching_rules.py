@@ -512,6 +512,8 @@ def sampled(operation, variant, rounded, most=3):
         named = samples[0].kwargs
         pool = [[sample.input, *sample.args] for sample in samples]
         usual = pool[0]
+        if any(isinstance(value, torch.Tensor) and value.layout != torch.strided for value in usual):
+            continue
         if rounded:
             pool = [[(v / 2).round() if differentiable(v) else v for v in record] for record in pool]
         pool = [
