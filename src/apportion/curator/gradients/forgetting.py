@@ -90,7 +90,8 @@ class ModuleState:
             for tensor, room, values in self._tensors:
                 if _place(tensor) != _place(room) or tensor.shape != room.shape:
                     tensor.data = room
-                room.copy_(values)
+                if not torch.equal(room, values):  # autograd may have kept what was not written to
+                    room.copy_(values)
 
 
 class Forgetful:
