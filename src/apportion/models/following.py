@@ -124,7 +124,7 @@ class RecordCount(int):
         return count
 
     def _seen(self) -> None:
-        self._follower.path.looks_at_count = True
+        self._follower.count_is_seen()
 
     def _compared(self, other: Any, name: str) -> Any:
         outcome = getattr(int, name)(self, other)
@@ -297,8 +297,12 @@ class _Questions(TorchFunctionMode):
         kwargs = kwargs or {}
         if function in _TELL_OF_SIZES:
             if any(isinstance(one, Tensor) and any(map(self._follower.counts, one.shape)) for one in args):
-                self._follower.path.looks_at_count = True
+                self._follower.count_is_seen()
             return function(*args, **kwargs)
+        if function in (torch.autograd.backward, torch.autograd.grad, Tensor.backward):
+            return self._backward(function, args, kwargs)
+        if any(callable(one) and not isinstance(one, type) for one in (*args, *kwargs.values())):
+            self._follower.count_is_seen()  # it would be called from where nobody watches
         if function is Tensor.data.__set__ and any(isinstance(one, Followed) for one in args):  # type: ignore[attr-defined]
             raise self._follower.refused(RecordsMeet("data", "a tensor is exchanged for another one"))
         if function in (torch.cross, Tensor.cross) and kwargs.get("dim", args[2] if len(args) > 2 else None) is None:
@@ -311,6 +315,22 @@ class _Questions(TorchFunctionMode):
                 return (args[0].unsqueeze(-1) == torch.arange(classes)).to(torch.int64)
         found = function(*args, **kwargs)
         return self._counted(found) if isinstance(found, (int, tuple)) else found
+
+    def _backward(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """torch runs what answers a question without this mode; the functions of a backward pass may ask too."""
+        run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+        def watched(*given: Any, **named: Any) -> Any:
+            with self:
+                return run(*given, **named)
+
+        torch.autograd._engine_run_backward = watched  # type: ignore[attr-defined]
+        self._follower.passes_back += 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._follower.passes_back -= 1
+            torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
 
     def _counted(self, found: Any) -> Any:
         def one(size: int) -> int:
@@ -413,7 +433,7 @@ class Follower(TorchDispatchMode):
         self.records, self._rules, self.device, self.known = records, rules, device, known
         self.path = Path(records)
         self._computed = WeakTensorKeyDictionary()
-        self._given = self._asked = 0
+        self._given = self._asked = self.passes_back = 0
         self._loose: dict[int, Any] = {}
         self.refusal: RecordsMeet | None = None
         self.modules: list[str] = []
@@ -463,6 +483,12 @@ class Follower(TorchDispatchMode):
         """Whether the memory of a tensor belongs to another one too, in which the order of records is not settled."""
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             return tensor.meta.untyped_storage()._cdata in self._loose
+
+    def count_is_seen(self) -> None:
+        """Somebody looks at the number of records: with another one, the path may be another one. Only forward passes are run again."""
+        self.path.looks_at_count = True
+        if self.passes_back:
+            raise self.refused(RecordsMeet("backward", "it looks at the number of records in the batch"))
 
     def refused(self, error: RecordsMeet) -> RecordsMeet:
         """Remember the first refusal, so that a model cannot catch it and go on otherwise."""
