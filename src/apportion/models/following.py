@@ -303,7 +303,7 @@ class _Questions(TorchFunctionMode):
             return self._backward(function, args, kwargs)
         if any(callable(one) and not isinstance(one, type) for one in (*args, *kwargs.values())):
             self._follower.count_is_seen()  # it would be called from where nobody watches
-        if function is Tensor.data.__set__ and any(isinstance(one, Followed) for one in args):  # type: ignore[attr-defined]
+        if function == Tensor.data.__set__ and any(isinstance(one, Followed) for one in args):  # type: ignore[attr-defined]
             raise self._follower.refused(RecordsMeet("data", "a tensor is exchanged for another one"))
         if function in (torch.cross, Tensor.cross) and kwargs.get("dim", args[2] if len(args) > 2 else None) is None:
             raise self._follower.refused(RecordsMeet("cross", "without a dimension it takes that of three records. Name it: dim="))
