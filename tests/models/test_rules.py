@@ -48,7 +48,9 @@ def true_of(program, inputs, place):
     """Whether the rows at this place are those of the records, and of nobody else, wherever they stand."""
     before = rows_of(program(*inputs), place)
     order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
-    if not torch.allclose(rows_of(program(*(tensor[order] for tensor in inputs)), place), before[order], equal_nan=True):
+    if not torch.allclose(
+        rows_of(program(*(tensor[order] for tensor in inputs)), place), before[order], equal_nan=True
+    ):
         return False
     for record in range(B):
         others = [tensor.clone() for tensor in inputs]
@@ -237,7 +239,10 @@ TOGETHER = {
     "gather records": (lambda x: x.gather(0, torch.zeros_like(x).long()), (B, 4)),
     "scatter records": (lambda x: torch.zeros_like(x).scatter_add(0, (x > 0).long(), x), (B, 4)),
     "add by index": (lambda x: torch.zeros(3, 4).double().index_add(0, (x[:, 0] > 0).long(), x), (B, 4)),
-    "put by index": (lambda x: torch.zeros(3, 4).double().index_put(((x[:, 0] > 0).long(),), x, accumulate=True), (B, 4)),
+    "put by index": (
+        lambda x: torch.zeros(3, 4).double().index_put(((x[:, 0] > 0).long(),), x, accumulate=True),
+        (B, 4),
+    ),
     "masked select": (lambda x: x[x > 0], (B, 4)),
     "records by mask": (lambda x: x[x[:, 0] > 0], (B, 4)),
     "nonzero": (lambda x: x.nonzero(), (B, 4)),
@@ -252,7 +257,10 @@ TOGETHER = {
     "product with the transposed": (lambda x: x.t() @ x, (B, 4)),
     "distances": (lambda x: torch.cdist(x, x), (B, 4)),
     "its place": (lambda x: x * torch.arange(x.shape[0])[:, None], (B, 4)),
-    "its place, embedded": (lambda x: x + functional.embedding(torch.arange(x.shape[0]), torch.ones(B, 4).double()), (B, 4)),
+    "its place, embedded": (
+        lambda x: x + functional.embedding(torch.arange(x.shape[0]), torch.ones(B, 4).double()),
+        (B, 4),
+    ),
     "a constant for each place": (lambda x: x + BATCHED, (B, 4)),
     "a bias for each place": (lambda x: torch.baddbmm(BATCHED[:, None], x[:, None], MATRIX.expand(B, 4, 4)), (B, 4)),
     "the other half": (lambda x: torch.cat([x, x.flip(0)], 1), (B, 4)),
@@ -294,11 +302,17 @@ TOGETHER = {
         lambda x: exchanged(torch.stack([x, x * 2], 1).view(-1, 4), torch.cat([x, x * 2])).view(x.shape[0], 2, 4),
         (B, 4),
     ),
-    "zeros of two orders, written through one": (lambda x: through_one_order(x, torch.zeros(4 * x.shape[0]).double()), (B, 4)),
+    "zeros of two orders, written through one": (
+        lambda x: through_one_order(x, torch.zeros(4 * x.shape[0]).double()),
+        (B, 4),
+    ),
     "written over by a constant": (lambda x: x.as_strided_scatter(BATCHED, x.shape, (4, 1)), (B, 4)),
     "a cross product without a dimension": (lambda x: torch.cross(x[:, :3], x[:, 1:]), (B, 4)),
     "a branch on a number of a generator": (lambda x: x if torch.randperm(1000)[0] else x - x.mean(0), (B, 4)),
-    "a branch on chance that is written": (lambda x: x if torch.zeros(()).uniform_() > 0.001 else x - x.mean(0), (B, 4)),
+    "a branch on chance that is written": (
+        lambda x: x if torch.zeros(()).uniform_() > 0.001 else x - x.mean(0),
+        (B, 4),
+    ),
 }
 
 COUNTED = {
@@ -317,7 +331,10 @@ COUNTED = {
     "features moved so far": (lambda x: x.roll(x.shape[0], 1), (B, 20)),
     "so much padding": (lambda x: functional.pad(x, (0, x.shape[0]), value=1.0).mean(1), (B, 4)),
     "pooled to so many": (lambda x: functional.adaptive_avg_pool1d(x[:, None], x.shape[0]).mean((1, 2)), (B, 20)),
-    "with such a stride": (lambda x: functional.conv1d(x[:, None], weights(1, 1, 1), stride=x.shape[0]).sum((1, 2)), (B, 20)),
+    "with such a stride": (
+        lambda x: functional.conv1d(x[:, None], weights(1, 1, 1), stride=x.shape[0]).sum((1, 2)),
+        (B, 20),
+    ),
     "random numbers below it": (lambda x: x * torch.randint(0, x.shape[0], (x.shape[0], 1)), (B, 4)),
     "a class to be ignored": (
         lambda x: functional.cross_entropy(x, (x[:, 0] > 0).long(), ignore_index=x.shape[0], reduction="none"),

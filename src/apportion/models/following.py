@@ -1,23 +1,28 @@
 """Follow the record dimension of a batch through any code that runs on torch: a proof that rows stay apart, not a probe.
 
-A batch of B records is run as tensors that have a shape and no values (`Followed`). Each carries its **place**: where its record dimension
-is, or that it has none. Every operation, at the level of torch's dispatcher, has a rule (`rules.py`) that says where the records of its
-result are, *if row i of the result is made of row i of the arguments and of what belongs to no record*; otherwise, and wherever there is no
-rule, the operation is refused. What goes through to the end therefore computes, for every record, a function of that record alone. As
-nothing has a value, no value can steer it: whoever asks for one (`if x.sum() > 0`, `.item()`, `.tolist()`) is refused. The backward pass is
-made of operations too, and is followed likewise.
+A batch of B records is run as tensors that have a shape and no values (`Followed`). Each carries its **place**: where its record
+dimension is, or that it has none. Every operation, at the level of torch's dispatcher, has a rule (`rules.py`) that says where the
+records of its result are, *if row i of the result is made of row i of the arguments and of what belongs to no record*; otherwise, and
+wherever there is no rule, the operation is refused. What goes through to the end therefore computes, for every record, a function of that
+record alone. As nothing has a value, no value can steer it: whoever asks for one (`if x.sum() > 0`, `.item()`, `.tolist()`) is refused.
+The backward pass is made of operations too, and is followed likewise.
 
-**A place is a factor of a dimension.** Linear layers flatten (B, T, F) to (B·T, F) and recurrent ones (T, B, F) to (T·B, F). `Place(dim, inner)`
-says that index j of dimension `dim` belongs to record (j // inner) mod B. B is a prime that divides no size of the model, so that no other
-dimension can be taken for it.
+**A place is a factor of a dimension.** Linear layers flatten (B, T, F) to (B·T, F) and recurrent ones (T, B, F) to (T·B, F). `Place(dim,
+inner)` says that index j of dimension `dim` belongs to record (j // inner) mod B. B is a prime that divides no size of the model, so that
+no other dimension can be taken for it.
 
-**What belongs to no record** may be broadcast over the records. It must not have a row for each of them: what a record gets would then depend
-on its place in the batch, and one record in front would change all others. Exceptions: what is the same in every row (zeros, an expanded
-parameter), random numbers (independent and secret), and the records' own numbers 0 … B−1 where they only serve to pick row i for record i.
+**What belongs to no record** may be broadcast over the records. It must not have a row for each of them: what a record gets would then
+depend on its place in the batch, and one record in front would change all others. Exceptions: what is the same in every row (zeros, an
+expanded parameter), random numbers (independent and secret), and the records' own numbers 0 … B−1 where they only serve to pick row i for
+record i.
 
-**The number of records** must not matter either. Everything is run with two different B, and the operations with all their numbers must be the
-same but for sizes that are multiples of B. Code that looks at B itself (`if len(x) > 100`) is noticed, because sizes are handed out as
-`RecordCount`s; what was shown then holds for the B's that were run, and a run with another B tells whether it takes the same path.
+**The number of records** must not matter either. Everything is run with two different B, and the operations with all their numbers, on
+the same tensors, must be the same but for sizes that are multiples of B. Such a size may only be that of the records' own dimension:
+whatever else is as long, cut or moved by it is refused, for its values would depend on B on one and the same path. Code that looks at B
+itself (`if len(x) > 100`) is noticed, because sizes are handed out as `RecordCount`s; what was shown then holds for the B's that were run,
+and a run with another B tells whether it takes the same path. A `RecordCount` is an `int`, and what is written in C reads it without asking
+(`range`, indices of lists, `math.gcd`): code that decides by those what to compute is not noticed. Nor is code that asks the clock, the
+operating system's entropy or generators of its own.
 """
 
 from __future__ import annotations
@@ -86,7 +91,7 @@ class Followed(Tensor):
 
     @staticmethod
     def __new__(cls, meta: Tensor, place: Place | None, device: torch.device, numbers: bool = False) -> Followed:
-        made: Followed = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Followed = Tensor._make_wrapper_subclass(
             cls,
             meta.shape,
             strides=meta.stride(),
@@ -104,10 +109,10 @@ class Followed(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise RecordsMeet(str(operation), "a followed tensor left the run that follows it")
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Followed({list(self.meta.shape)}, {self.place})"
 
 
@@ -194,11 +199,41 @@ def _noted(name: str) -> Callable[..., Any]:
 
 
 for _name in (
-    *("__add__", "__radd__", "__sub__", "__rsub__", "__truediv__", "__rtruediv__", "__rfloordiv__", "__mod__", "__rmod__"),
+    *(
+        "__add__",
+        "__radd__",
+        "__sub__",
+        "__rsub__",
+        "__truediv__",
+        "__rtruediv__",
+        "__rfloordiv__",
+        "__mod__",
+        "__rmod__",
+    ),
     *("__divmod__", "__rdivmod__", "__pow__", "__rpow__", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__"),
     *("__rand__", "__ror__", "__rxor__", "__rlshift__", "__rrshift__", "__neg__", "__pos__", "__abs__", "__invert__"),
-    *("__int__", "__float__", "__index__", "__trunc__", "__floor__", "__ceil__", "__round__", "__hash__", "__str__", "__repr__"),
-    *("__format__", "__reduce__", "__getnewargs__", "__sizeof__", "bit_length", "bit_count", "to_bytes", "as_integer_ratio"),
+    *(
+        "__int__",
+        "__float__",
+        "__index__",
+        "__trunc__",
+        "__floor__",
+        "__ceil__",
+        "__round__",
+        "__hash__",
+        "__str__",
+        "__repr__",
+    ),
+    *(
+        "__format__",
+        "__reduce__",
+        "__getnewargs__",
+        "__sizeof__",
+        "bit_length",
+        "bit_count",
+        "to_bytes",
+        "as_integer_ratio",
+    ),
     *("conjugate",),
 ):
     setattr(RecordCount, _name, _noted(_name))
@@ -280,7 +315,16 @@ _VALUES = {
     getattr(Tensor, name)
     for name in (
         *("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__contains__"),
-        *("__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage", "is_nonzero", "__reduce_ex__", "__hash__"),
+        *(
+            "__array__",
+            "__dlpack__",
+            "data_ptr",
+            "untyped_storage",
+            "storage",
+            "is_nonzero",
+            "__reduce_ex__",
+            "__hash__",
+        ),
     )
     if hasattr(Tensor, name) and name != "__hash__"
 }
@@ -306,9 +350,13 @@ class _Questions(TorchFunctionMode):
         if function == Tensor.data.__set__ and any(isinstance(one, Followed) for one in args):  # type: ignore[attr-defined]
             raise self._follower.refused(RecordsMeet("data", "a tensor is exchanged for another one"))
         if function in (torch.cross, Tensor.cross) and kwargs.get("dim", args[2] if len(args) > 2 else None) is None:
-            raise self._follower.refused(RecordsMeet("cross", "without a dimension it takes that of three records. Name it: dim="))
+            raise self._follower.refused(
+                RecordsMeet("cross", "without a dimension it takes that of three records. Name it: dim=")
+            )
         if function in _VALUES and isinstance(args[0], Followed):
-            raise self._follower.refused(RecordsMeet(function.__name__, "a value is looked at that comes from records, weights or chance"))
+            raise self._follower.refused(
+                RecordsMeet(function.__name__, "a value is looked at that comes from records, weights or chance")
+            )
         if function in (torch.nn.functional.one_hot, torch._C._nn.one_hot) and isinstance(args[0], Tensor):
             classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
             if classes > 0:  # torch looks at the values only to refuse those out of range
@@ -318,19 +366,19 @@ class _Questions(TorchFunctionMode):
 
     def _backward(self, function: Any, args: Any, kwargs: Any) -> Any:
         """torch runs what answers a question without this mode; the functions of a backward pass may ask too."""
-        run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+        run = torch.autograd._engine_run_backward
 
         def watched(*given: Any, **named: Any) -> Any:
             with self:
                 return run(*given, **named)
 
-        torch.autograd._engine_run_backward = watched  # type: ignore[attr-defined]
+        torch.autograd._engine_run_backward = watched
         self._follower.passes_back += 1
         try:
             return function(*args, **kwargs)
         finally:
             self._follower.passes_back -= 1
-            torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
+            torch.autograd._engine_run_backward = run
 
     def _counted(self, found: Any) -> Any:
         def one(size: int) -> int:
@@ -417,6 +465,12 @@ def written_to(operation: Any, args: Any, kwargs: Any) -> list[Any]:
     ]
 
 
+def _generators() -> tuple[Any, ...]:
+    """The states of Python's and NumPy's random numbers, to be compared."""
+    parts: Any = np.random.get_state()
+    return random.getstate(), *(part.tobytes() if isinstance(part, np.ndarray) else part for part in parts)
+
+
 class Follower(TorchDispatchMode):
     """Runs code on followed tensors of `records` records. A context manager; use `run`, which also looks at what code asks beside.
 
@@ -499,7 +553,7 @@ class Follower(TorchDispatchMode):
     @contextmanager
     def run(self) -> Iterator[None]:
         """Code in this context is followed. Afterwards raises the first refusal, also one that was caught inside."""
-        states = random.getstate(), np.random.get_state()[1:3]
+        before = _generators()
         try:
             with self, _Questions(self):
                 yield
@@ -507,8 +561,7 @@ class Follower(TorchDispatchMode):
             raise self.refused(error) from None
         if self.refusal is not None:
             raise self.refusal
-        now = random.getstate(), np.random.get_state()[1:3]
-        if states[0] != now[0] or states[1][1] != now[1][1] or not np.array_equal(states[1][0], now[1][0]):
+        if _generators() != before:
             raise self.refused(RecordsMeet("random", "Python's or NumPy's random numbers may decide what is computed"))
 
     @classmethod
@@ -596,7 +649,9 @@ class Follower(TorchDispatchMode):
             if len(_KNOWN_SHAPES) >= _MOST_SHAPES:
                 _KNOWN_SHAPES.clear()
             results = operation(*plain[0], **plain[1])
-            _KNOWN_SHAPES[key] = tree_map(lambda leaf: leaf if not isinstance(leaf, Tensor) else _Geometry(leaf), results)
+            _KNOWN_SHAPES[key] = tree_map(
+                lambda leaf: leaf if not isinstance(leaf, Tensor) else _Geometry(leaf), results
+            )
         return tree_map(lambda leaf: leaf.tensor() if isinstance(leaf, _Geometry) else leaf, _KNOWN_SHAPES[key])
 
     def decompose(self, operation: Any, args: Any, kwargs: Any) -> Any:
