@@ -1,4 +1,5 @@
-"""Records run together only where they were followed to the end: through the engine, the loss and the backward pass, in every kind of batch."""
+"""Records run together only where they were followed to the end: through the engine, the loss and the backward pass, in every kind of
+batch."""
 
 import pytest
 import torch

@@ -4,6 +4,8 @@ Each program is run twice. Without values, where the rules say at which place it
 other is changed, exchanged and moved to another place in the batch: nothing but its own rows may change, and they must move along.
 """
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -70,6 +72,16 @@ def written(x, key, value):
     y = x.clone()
     y[key] = value
     return y
+
+
+def exchanged(x, other):
+    x.data = other
+    return x
+
+
+def through_one_order(x, zeros):
+    zeros.view(x.shape[0], 4).copy_(x)
+    return zeros.view(4, x.shape[0])
 
 
 APART = {
@@ -283,7 +295,55 @@ TOGETHER = {
     "expanded over records": (lambda x: x.unsqueeze(0).expand(x.shape[0], -1, -1), (B, 4)),
     "as strided": (lambda x: x.as_strided((B, 4), (1, B)), (B, 4)),
     "its own row of another": (lambda x: x[torch.arange(x.shape[0]).flip(0), x.argmax(1)], (B, 4)),
+    "the number of its number": (lambda x: x * torch.arange(x.shape[0])[torch.arange(x.shape[0])][:, None], (B, 4)),
+    "numbers put where they belong": (
+        lambda x: x * torch.zeros_like(x[:, 0]).long().index_put((n := torch.arange(x.shape[0]),), n)[:, None],
+        (B, 4),
+    ),
+    "another tensor in its place": (
+        lambda x: exchanged(torch.stack([x, x * 2], 1).view(-1, 4), torch.cat([x, x * 2])).view(x.shape[0], 2, 4),
+        (B, 4),
+    ),
+    "zeros of two orders, written through one": (
+        lambda x: through_one_order(x, torch.zeros(4 * x.shape[0]).double()),
+        (B, 4),
+    ),
+    "written over by a constant": (lambda x: x.as_strided_scatter(BATCHED, x.shape, (4, 1)), (B, 4)),
+    "a cross product without a dimension": (lambda x: torch.cross(x[:, :3], x[:, 1:]), (B, 4)),
+    "a branch on a number of a generator": (lambda x: x if torch.randperm(1000)[0] else x - x.mean(0), (B, 4)),
+    "a branch on chance that is written": (
+        lambda x: x if torch.zeros(()).uniform_() > 0.001 else x - x.mean(0),
+        (B, 4),
+    ),
 }
+
+COUNTED = {
+    "some rows of a table": (lambda x: x * TABLE[: x.shape[0]].sum(), (B, 4)),
+    "a row of a table": (lambda x: x[:, :3] * TABLE[x.shape[0]], (B, 4)),
+    "some rows of a weight": (lambda x, w: x * w[: x.shape[0]].sum(), (B, 4)),
+    "rows of a weight, expanded": (lambda x, w: x + w[: x.shape[0]].expand(x.shape[0], 4), (B, 4)),
+    "a weight for each pair": (lambda x, w: x * w[0, :1].expand(x.shape[0], x.shape[0]).sum(1, keepdim=True), (B, 4)),
+    "ones for each pair": (lambda x: x / torch.ones(x.shape[0], x.shape[0]).sum(), (B, 4)),
+    "the last number": (lambda x: x / torch.arange(2 * x.shape[0])[-1], (B, 4)),
+    "the trace": (lambda x: x / torch.eye(x.shape[0]).trace(), (B, 4)),
+    "so many features": (lambda x: x[:, : x.shape[0]].sum(1), (B, 20)),
+    "that feature": (lambda x: x[:, x.shape[0]], (B, 20)),
+    "the rest of the features": (lambda x: x.split(x.shape[0], 1)[-1].sum(1), (B, 20)),
+    "the best features": (lambda x: x.topk(x.shape[0], 1)[0].sum(1), (B, 20)),
+    "features moved so far": (lambda x: x.roll(x.shape[0], 1), (B, 20)),
+    "so much padding": (lambda x: functional.pad(x, (0, x.shape[0]), value=1.0).mean(1), (B, 4)),
+    "pooled to so many": (lambda x: functional.adaptive_avg_pool1d(x[:, None], x.shape[0]).mean((1, 2)), (B, 20)),
+    "with such a stride": (
+        lambda x: functional.conv1d(x[:, None], weights(1, 1, 1), stride=x.shape[0]).sum((1, 2)),
+        (B, 20),
+    ),
+    "random numbers below it": (lambda x: x * torch.randint(0, x.shape[0], (x.shape[0], 1)), (B, 4)),
+    "a class to be ignored": (
+        lambda x: functional.cross_entropy(x, (x[:, 0] > 0).long(), ignore_index=x.shape[0], reduction="none"),
+        (B, 4),
+    ),
+}
+"""What keeps records apart and yet depends on how many there are, though two numbers of records take the same path."""
 
 
 @pytest.mark.parametrize("name", APART)
@@ -300,6 +360,17 @@ def test_what_lets_records_meet_is_refused(name):
     program, *shapes = TOGETHER[name]
     with pytest.raises((RecordsMeet, RuntimeError, TypeError, IndexError)):
         followed(program, values(*shapes))
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_what_depends_on_the_number_of_records_is_refused(name):
+    program, *shapes = COUNTED[name]
+    follower = Follower(B, places, CPU)
+    given = [follower.follow(torch.zeros(shape[1:]).double()) for shape in shapes]
+    if program.__code__.co_argcount > len(given):
+        given.append(follower.made((40, 4), None, MATRIX))
+    with pytest.raises(RecordsMeet), follower.run():
+        program(*given)
 
 
 @pytest.mark.parametrize("name", APART)
@@ -406,6 +477,19 @@ def test_what_depends_on_the_number_of_records_takes_different_paths(program):
         (lambda x: -x if x.shape[0] - 37 == 0 else x, True),
         (lambda x: -x if int(x.shape[0]) == 37 else x, True),
         (lambda x: -x if min(x.shape[0], 37) == 37 else x, True),
+        (lambda x: -x if x.shape[0] == 37.0 else x, True),
+        (lambda x: -x if x.shape.numel() > 1000 else x, True),
+        (lambda x: -x if x.shape[:1].numel() == 37 else x, True),
+        (lambda x: -x if "37" in str(x.shape) else x, True),
+        (lambda x: -x if x.nbytes > 1000 else x, True),
+        (lambda x: -x if x.t().contiguous().stride(0) == 37 else x, True),
+        (lambda x: -x if x.is_same_size(torch.ones(37, 4)) else x, True),
+        (lambda x: -x if x.shape[0].real == 37 else x, True),
+        (lambda x: -x if abs(x.shape[0]) == 37 else x, True),
+        (lambda x: -x if x.shape[0].to_bytes(2, "big")[1] == 37 else x, True),
+        (lambda x: -x if 1 & x.shape[0] else x, True),
+        (lambda x: -x if torch.ops.aten.sym_size.int(x, 0) == 37 else x, True),
+        (lambda x: x.view(x.shape[:1].numel(), x.shape[1:].numel()), False),
     ],
 )
 def test_a_look_at_the_number_of_records_is_noticed_where_it_could_matter(program, looks):
@@ -426,6 +510,58 @@ def test_a_run_with_another_number_of_records_is_compared_with_what_is_known():
         else:
             with pytest.raises(RecordsMeet, match="number of records"), follower.run():
                 branches(x)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: (x.t().t() if len(x) != 12 else x.t()).softmax(1),
+        lambda x: (x.tanh(), x.exp())[len(x) == 12] * 2,
+        lambda x: torch.cat([x] * (2 if len(x) != 12 else 3), 1).sum(1),
+        lambda x: x * (torch.ones(4) * 2, torch.ones(4) * 3)[len(x) == 12],
+    ],
+)
+def test_the_same_operations_on_other_tensors_are_another_path(program):
+    known = path_of(program, 7)
+    assert known.difference(path_of(program, 11)) is None
+    for records in (8, 12):
+        follower = Follower(records, places, CPU, known)
+        x = follower.follow(torch.zeros(4))
+        refused = pytest.raises(RecordsMeet, match="number of records") if records == 12 else contextlib.nullcontext()
+        with refused, follower.run():
+            program(x)
+
+
+def test_an_operation_that_torch_takes_apart_is_compared_part_by_part():
+    def loss(x):
+        return functional.cross_entropy(x.view(len(x), -1), (x[:, 0] > 0).long(), reduction="none")
+
+    known = path_of(loss, 7)
+    assert any(operation.taken_apart for operation in known.operations)
+    follower = Follower(12, places, CPU, known)
+    x = follower.follow(torch.zeros(4))
+    with follower.run():
+        loss(x)
+    assert len(follower.path.operations) == len(known.operations)
+
+
+def test_a_backward_pass_that_looks_at_the_number_of_records_is_refused():
+    """Two numbers of records take the same path, and a run with another one has no backward pass."""
+
+    class Centred(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            return gradient - gradient.mean(0) if len(gradient) == 37 else gradient * 1
+
+    follower = Follower(B, places, CPU)
+    with pytest.raises(RecordsMeet, match="backward"), follower.run():
+        x = follower.follow(torch.zeros(4)).requires_grad_()
+        y = Centred.apply(x)
+        torch.autograd.backward([y], [torch.ones_like(y)])
 
 
 def test_kernels_without_a_rule_are_refused():

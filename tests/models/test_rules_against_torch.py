@@ -1,9 +1,9 @@
 """Every rule against torch itself: all operations of torch's own list of samples, with records in every dimension of every argument.
 
 An operation is run without values, with some of its arguments marked as having records in some dimension. Where it is accepted, it is run
-with values: what is at the place that the rules named must change with its own record only (a record that is not a number makes no other one
-so), move along where records change their order, and be the same where other records are left out. What is said to belong to no record
-must not change at all. The gradients of what is accepted are held to the same.
+with values: what is at the place that the rules named must change with its own record only (a record that is not a number makes no other
+one so), move along where records change their order, and be the same where other records are left out. What is said to belong to no
+record must not change at all. The gradients of what is accepted are held to the same.
 """
 
 import contextlib
@@ -301,14 +301,22 @@ def checked(operation, samples, combinations):
             accepted += follow(case, backward=False, hidden=True) is not None
             for finding in findings(case):
                 shapes = [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else leaf for leaf in case.leaves]
-                wrong.append(f"{function}: {finding}; B={case.records}, marked {case.marked} of {shapes} {case.structure}")
+                wrong.append(
+                    f"{function}: {finding}; B={case.records}, marked {case.marked} of {shapes} {case.structure}"
+                )
     return calls, accepted, wrong
 
 
 UNCHECKED = {
-    **dict.fromkeys(("lu_unpack", "lu_solve", "linalg.lu_solve", "linalg.ldl_solve"), "they read and write anywhere for pivots out of range"),
-    **dict.fromkeys(("grid_sampler_2d", "grid_sampler_3d"), "they read anywhere for sizes that do not fit; grid_sample looks at them first"),
-    **dict.fromkeys(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"), "memory as it was"),
+    **dict.fromkeys(
+        ("lu_unpack", "lu_solve", "linalg.lu_solve", "linalg.ldl_solve"), "pivots out of range: memory of others"
+    ),
+    **dict.fromkeys(
+        ("grid_sampler_2d", "grid_sampler_3d", "_segment_reduce"), "sizes that do not fit: memory of others"
+    ),
+    **dict.fromkeys(
+        ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"), "memory as it was"
+    ),
 }
 """Operations of the list that cannot be called with samples that were changed, or not be compared."""
 
@@ -319,21 +327,93 @@ def named(operation):
 
 OPERATIONS = {named(operation): operation for operation in op_db if operation.name not in UNCHECKED}
 QUICK = (
-    *("add", "where", "lerp", "clamp", "masked_fill", "sum", "var", "max.reduction_with_dim", "argmin", "norm", "cumsum", "sort", "topk"),
-    *("renorm", "softmax", "log_softmax", "view", "reshape", "permute", "transpose", "expand", "expand_as", "broadcast_tensors", "repeat"),
-    *("squeeze", "unsqueeze", "select", "narrow", "split", "unbind", "diagonal", "unfold", "flip", "roll", "cat", "stack", "vstack"),
-    *("mm", "bmm", "addmm", "baddbmm", "addr", "mv", "matmul", "einsum", "tril", "gather", "scatter_add", "index_select", "index_add"),
-    *("index_put", "index_copy", "constant_pad_nd", "nn.functional.conv1d", "nn.functional.conv_transpose1d", "nn.functional.linear"),
+    *(
+        "add",
+        "where",
+        "lerp",
+        "clamp",
+        "masked_fill",
+        "sum",
+        "var",
+        "max.reduction_with_dim",
+        "argmin",
+        "norm",
+        "cumsum",
+        "sort",
+        "topk",
+    ),
+    *(
+        "renorm",
+        "softmax",
+        "log_softmax",
+        "view",
+        "reshape",
+        "permute",
+        "transpose",
+        "expand",
+        "expand_as",
+        "broadcast_tensors",
+        "repeat",
+    ),
+    *(
+        "squeeze",
+        "unsqueeze",
+        "select",
+        "narrow",
+        "split",
+        "unbind",
+        "diagonal",
+        "unfold",
+        "flip",
+        "roll",
+        "cat",
+        "stack",
+        "vstack",
+    ),
+    *(
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "addr",
+        "mv",
+        "matmul",
+        "einsum",
+        "tril",
+        "gather",
+        "scatter_add",
+        "index_select",
+        "index_add",
+    ),
+    *(
+        "index_put",
+        "index_copy",
+        "constant_pad_nd",
+        "nn.functional.conv1d",
+        "nn.functional.conv_transpose1d",
+        "nn.functional.linear",
+    ),
     *("nn.functional.layer_norm", "nn.functional.group_norm", "nn.functional.instance_norm", "nn.functional.embedding"),
-    *("nn.functional.avg_pool2d", "nn.functional.max_pool1d", "nn.functional.interpolate.nearest", "nn.functional.pad.reflect"),
-    *("nn.functional.scaled_dot_product_attention", "nn.functional.mse_loss", "nn.functional.nll_loss", "fft.rfft", "linalg.det"),
+    *(
+        "nn.functional.avg_pool2d",
+        "nn.functional.max_pool1d",
+        "nn.functional.interpolate.nearest",
+        "nn.functional.pad.reflect",
+    ),
+    *(
+        "nn.functional.scaled_dot_product_attention",
+        "nn.functional.mse_loss",
+        "nn.functional.nll_loss",
+        "fft.rfft",
+        "linalg.det",
+    ),
 )
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name in QUICK if name in OPERATIONS])
 def test_what_the_rules_say_of_an_operation_is_true(name):
-    calls, accepted, wrong = checked(OPERATIONS[name], samples=3, combinations=4)
+    calls, _, wrong = checked(OPERATIONS[name], samples=3, combinations=4)
     assert calls
     assert not wrong, wrong
 
@@ -342,7 +422,7 @@ def test_what_the_rules_say_of_an_operation_is_true(name):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_what_the_rules_say_of_every_operation_is_true(name):
-    calls, accepted, wrong = checked(OPERATIONS[name], samples=10, combinations=24)
+    _, _, wrong = checked(OPERATIONS[name], samples=10, combinations=24)
     assert not wrong, wrong
 
 
@@ -411,7 +491,10 @@ def written(x, dim, cut):
 @given(strategies.integers(0, 2**31))
 def test_a_place_is_true_after_any_chain_of_shapes(seed):
     chance = random.Random(seed)
-    x = torch.randn(chance.choice([(7, 2, 3), (7, 4), (2, 7, 3), (3, 2, 7), (7, 2, 2, 3)]), generator=torch.Generator().manual_seed(0))
+    x = torch.randn(
+        chance.choice([(7, 2, 3), (7, 4), (2, 7, 3), (3, 2, 7), (7, 2, 2, 3)]),
+        generator=torch.Generator().manual_seed(0),
+    )
     x, steps = x.double(), []
     now = x
     for _ in range(chance.randrange(2, 7)):

@@ -16,9 +16,13 @@ depend on its place in the batch, and one record in front would change all other
 expanded parameter), random numbers (independent and secret), and the records' own numbers 0 … B−1 where they only serve to pick row i for
 record i. Weights have no values here either: they move, and what is computed must not depend on what they are at the beginning.
 
-**The number of records** must not matter either. Everything is run with two different B, and the operations with all their numbers must
-be the same but for sizes that are multiples of B. Code that looks at B itself (`if len(x) > 100`) is noticed, because sizes are handed out
-as `RecordCount`s; what was shown then holds for the B's that were run, and a run with another B tells whether it takes the same path.
+**The number of records** must not matter either. Everything is run with two different B, and the operations with all their numbers, on
+the same tensors, must be the same but for sizes that are multiples of B. Such a size may only be that of the records' own dimension:
+whatever else is as long, cut or moved by it is refused, for its values would depend on B on one and the same path. Code that looks at B
+itself (`if len(x) > 100`) is noticed, because sizes are handed out as `RecordCount`s; what was shown then holds for the B's that were run,
+and a run with another B tells whether it takes the same path. A `RecordCount` is an `int`, and what is written in C reads it without asking
+(`range`, indices of lists, `math.gcd`): code that decides by those what to compute is not noticed. Nor is code that asks the clock, the
+operating system's entropy or generators of its own.
 """
 
 from __future__ import annotations
@@ -125,7 +129,7 @@ class RecordCount(int):
         return count
 
     def _seen(self) -> None:
-        self._follower.path.looks_at_count = True
+        self._follower.count_is_seen()
 
     def _compared(self, other: Any, name: str) -> Any:
         outcome = getattr(int, name)(self, other)
@@ -208,8 +212,28 @@ for _name in (
     ),
     *("__divmod__", "__rdivmod__", "__pow__", "__rpow__", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__"),
     *("__rand__", "__ror__", "__rxor__", "__rlshift__", "__rrshift__", "__neg__", "__pos__", "__abs__", "__invert__"),
-    *("__int__", "__float__", "__index__", "__trunc__", "__floor__", "__ceil__", "__round__", "__hash__", "__str__", "__repr__"),
-    *("__format__", "__reduce__", "__getnewargs__", "__sizeof__", "bit_length", "bit_count", "to_bytes", "as_integer_ratio"),
+    *(
+        "__int__",
+        "__float__",
+        "__index__",
+        "__trunc__",
+        "__floor__",
+        "__ceil__",
+        "__round__",
+        "__hash__",
+        "__str__",
+        "__repr__",
+    ),
+    *(
+        "__format__",
+        "__reduce__",
+        "__getnewargs__",
+        "__sizeof__",
+        "bit_length",
+        "bit_count",
+        "to_bytes",
+        "as_integer_ratio",
+    ),
     *("conjugate",),
 ):
     setattr(RecordCount, _name, _noted(_name))
@@ -318,12 +342,18 @@ class _Questions(TorchFunctionMode):
         kwargs = kwargs or {}
         if function in _TELL_OF_SIZES:
             if any(isinstance(one, Tensor) and any(map(self._follower.counts, one.shape)) for one in args):
-                self._follower.path.looks_at_count = True
+                self._follower.count_is_seen()
             return function(*args, **kwargs)
-        if function is Tensor.data.__set__ and any(isinstance(one, Followed) for one in args):  # type: ignore[attr-defined]
+        if function in (torch.autograd.backward, torch.autograd.grad, Tensor.backward):
+            return self._backward(function, args, kwargs)
+        if any(callable(one) and not isinstance(one, type) for one in (*args, *kwargs.values())):
+            self._follower.count_is_seen()  # it would be called from where nobody watches
+        if function == Tensor.data.__set__ and any(isinstance(one, Followed) for one in args):  # type: ignore[attr-defined]
             raise self._follower.refused(RecordsMeet("data", "a tensor is exchanged for another one"))
         if function in (torch.cross, Tensor.cross) and kwargs.get("dim", args[2] if len(args) > 2 else None) is None:
-            raise self._follower.refused(RecordsMeet("cross", "without a dimension it takes that of three records. Name it: dim="))
+            raise self._follower.refused(
+                RecordsMeet("cross", "without a dimension it takes that of three records. Name it: dim=")
+            )
         if function in _VALUES and isinstance(args[0], Followed):
             raise self._follower.refused(
                 RecordsMeet(function.__name__, "a value is looked at that comes from records, weights or chance")
@@ -335,6 +365,22 @@ class _Questions(TorchFunctionMode):
         found = function(*args, **kwargs)
         return self._counted(found) if isinstance(found, (int, tuple)) else found
 
+    def _backward(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """torch runs what answers a question without this mode; the functions of a backward pass may ask too."""
+        run = torch.autograd._engine_run_backward
+
+        def watched(*given: Any, **named: Any) -> Any:
+            with self:
+                return run(*given, **named)
+
+        torch.autograd._engine_run_backward = watched
+        self._follower.passes_back += 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._follower.passes_back -= 1
+            torch.autograd._engine_run_backward = run
+
     def _counted(self, found: Any) -> Any:
         def one(size: int) -> int:
             return RecordCount.of(size, self._follower) if type(size) is int and self._follower.counts(size) else size
@@ -342,12 +388,6 @@ class _Questions(TorchFunctionMode):
         if isinstance(found, torch.Size):
             return Shape(one(size) for size in found)
         return tuple(one(size) for size in found) if type(found) is tuple else one(found)
-
-
-def _random_states() -> tuple[Any, ...]:
-    """Of Python's and NumPy's generators."""
-    _, keys, position, *rest = np.random.get_state(legacy=True)
-    return random.getstate(), np.asarray(keys).tobytes(), position, *rest
 
 
 def _without_values(leaf: Any) -> Any:
@@ -426,6 +466,12 @@ def written_to(operation: Any, args: Any, kwargs: Any) -> list[Any]:
     ]
 
 
+def _generators() -> tuple[Any, ...]:
+    """The states of Python's and NumPy's random numbers, to be compared."""
+    parts: Any = np.random.get_state()
+    return random.getstate(), *(part.tobytes() if isinstance(part, np.ndarray) else part for part in parts)
+
+
 class Follower(TorchDispatchMode):
     """Runs code on followed tensors of `records` records. A context manager; use `run`, which also looks at what code asks beside.
 
@@ -442,7 +488,7 @@ class Follower(TorchDispatchMode):
         self.records, self._rules, self.device, self.known = records, rules, device, known
         self.path = Path(records)
         self._computed = WeakTensorKeyDictionary()
-        self._given = self._asked = 0
+        self._given = self._asked = self.passes_back = 0
         self._loose: dict[int, Any] = {}
         self.refusal: RecordsMeet | None = None
         self.modules: list[str] = []
@@ -493,6 +539,12 @@ class Follower(TorchDispatchMode):
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             return tensor.meta.untyped_storage()._cdata in self._loose
 
+    def count_is_seen(self) -> None:
+        """Somebody looks at the number of records: with another one, the path may be another one. Only forward passes are run again."""
+        self.path.looks_at_count = True
+        if self.passes_back:
+            raise self.refused(RecordsMeet("backward", "it looks at the number of records in the batch"))
+
     def refused(self, error: RecordsMeet) -> RecordsMeet:
         """Remember the first refusal, so that a model cannot catch it and go on otherwise."""
         if self.refusal is None:
@@ -502,7 +554,7 @@ class Follower(TorchDispatchMode):
     @contextmanager
     def run(self) -> Iterator[None]:
         """Code in this context is followed. Afterwards raises the first refusal, also one that was caught inside."""
-        states = _random_states()
+        before = _generators()
         try:
             with self, _Questions(self):
                 yield
@@ -510,7 +562,7 @@ class Follower(TorchDispatchMode):
             raise self.refused(error) from None
         if self.refusal is not None:
             raise self.refusal
-        if states != _random_states():
+        if _generators() != before:
             raise self.refused(RecordsMeet("random", "Python's or NumPy's random numbers may decide what is computed"))
 
     @classmethod
@@ -598,7 +650,9 @@ class Follower(TorchDispatchMode):
             if len(_KNOWN_SHAPES) >= _MOST_SHAPES:
                 _KNOWN_SHAPES.clear()
             results = operation(*plain[0], **plain[1])
-            _KNOWN_SHAPES[key] = tree_map(lambda leaf: leaf if not isinstance(leaf, Tensor) else _Geometry(leaf), results)
+            _KNOWN_SHAPES[key] = tree_map(
+                lambda leaf: leaf if not isinstance(leaf, Tensor) else _Geometry(leaf), results
+            )
         return tree_map(lambda leaf: leaf.tensor() if isinstance(leaf, _Geometry) else leaf, _KNOWN_SHAPES[key])
 
     def decompose(self, operation: Any, args: Any, kwargs: Any) -> Any:

@@ -52,7 +52,9 @@ def places(operation: Any, args: Any, kwargs: Any, follower: Follower) -> Any:
             return made
         _require_no_count(operation, args, kwargs, follower, name)
         if torch.Tag.nondeterministic_seeded in operation.tags:
-            return _of_nobody(operation, args, kwargs, follower)  # nobody may look at it: it would decide otherwise the next time
+            return _of_nobody(
+                operation, args, kwargs, follower
+            )  # nobody may look at it: it would decide otherwise the next time
         return NotImplemented
     if name in ("prim::device", "prim::layout", "_fused_sdp_choice", "is_same_size", "sym_size", "sym_stride"):
         return follower.shapes(operation, args, kwargs)
@@ -62,13 +64,17 @@ def places(operation: Any, args: Any, kwargs: Any, follower: Follower) -> Any:
         raise RecordsMeet(name, "a value is looked at that comes from records, weights or chance")
     if any(one.place == PICKED for one in followed):
         raise RecordsMeet(name, "one record is picked out of the batch by its place")
-    if all(one.place is None for one in followed) and not (name in ("expand", "repeat") and _multiples(args[1], follower)):
+    if all(one.place is None for one in followed) and not (
+        name in ("expand", "repeat") and _multiples(args[1], follower)
+    ):
         _require_no_count(operation, args, kwargs, follower, name)
         return _of_nobody(operation, args, kwargs, follower)
     _require_no_count(operation, args, kwargs, follower, name, but=_SHAPES)
     given = _bound(operation, args, kwargs)
     if any(one.numbers for one in followed) and name not in _KEEP_NUMBERS:
-        raise RecordsMeet(name, "the number of a record in its batch is computed with, so that its place in the batch counts")
+        raise RecordsMeet(
+            name, "the number of a record in its batch is computed with, so that its place in the batch counts"
+        )
     written = written_to(operation, args, kwargs)
     if any(not isinstance(target, Followed) for target in written):
         raise RecordsMeet(name, "what is computed from records is written into a tensor that outlives them")
@@ -91,7 +97,9 @@ def _of_nobody(operation: Any, args: Any, kwargs: Any, follower: Follower) -> An
     """Weights and random numbers belong to no record, whatever is done to them; but they move, so that nobody may look at them."""
     written = written_to(operation, args, kwargs)
     if any(not isinstance(target, Followed) for target in written):
-        raise RecordsMeet(str(operation), "weights or random numbers are written into a tensor that outlives the forward pass")
+        raise RecordsMeet(
+            str(operation), "weights or random numbers are written into a tensor that outlives the forward pass"
+        )
     if torch.Tag.inplace_view in operation.tags:
         return follower.turned(operation, args, kwargs, written[0], None)
     return _wrapped(follower, follower.shapes(operation, args, kwargs), None, written, operation)
@@ -139,18 +147,24 @@ def _wrapped(
         if isinstance(meta, Tensor):
             _require_one_dimension(operation, meta, place, follower)
     return type(metas)(
-        follower.wrap(meta, place) if isinstance(meta, Tensor) else meta for meta, place in zip(metas, each, strict=True)
+        follower.wrap(meta, place) if isinstance(meta, Tensor) else meta
+        for meta, place in zip(metas, each, strict=True)
     )
 
 
-_SHAPES = frozenset(("size", "shape", "sizes", "input_sizes", "self_sizes", "input_size", "repeats", "N", "groups", "bias_sizes"))
+_SHAPES = frozenset(
+    ("size", "shape", "sizes", "input_sizes", "self_sizes", "input_size", "repeats", "N", "groups", "bias_sizes")
+)
 """Arguments that may grow in proportion to the number of records: the rules look at them, or at the shape that comes of them."""
 _CUTS = {
     name: frozenset(arguments)
     for names, arguments in (
         (("slice", "slice_backward", "slice_scatter"), ("start", "end")),
         (("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes"), ("split_size", "split_sizes")),
-        (("as_strided", "as_strided_", "as_strided_scatter", "empty_strided", "new_empty_strided", "_reshape_alias"), ("stride",)),
+        (
+            ("as_strided", "as_strided_", "as_strided_scatter", "empty_strided", "new_empty_strided", "_reshape_alias"),
+            ("stride",),
+        ),
     )
     for name in names
 }
@@ -201,10 +215,26 @@ _FACTORIES = frozenset(
     for name in ("zeros", "ones", "full", "empty")
     for prefix, suffix in (("", ""), ("new_", ""), ("", "_like"))
 ) | {"empty_strided", "new_empty_strided", "scalar_tensor", "zeros.names"}
-_RANDOM = frozenset({"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "normal", "bernoulli", "poisson"})
+_RANDOM = frozenset(
+    {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "normal", "bernoulli", "poisson"}
+)
 _KEEP_NUMBERS = frozenset(
-    ("view", "reshape", "_unsafe_view", "_reshape_alias", "expand", "unsqueeze", "squeeze", "detach", "alias", "clone", "_to_copy")
-    + ("permute", "transpose", "slice", "index", "index_put", "_unsafe_index", "_unsafe_index_put", "lift_fresh", "t", "index_put_")
+    (
+        *(
+            "view",
+            "reshape",
+            "_unsafe_view",
+            "_reshape_alias",
+            "expand",
+            "unsqueeze",
+            "squeeze",
+            "permute",
+            "transpose",
+            "t",
+        ),
+        *("detach", "alias", "clone", "_to_copy", "lift_fresh", "slice"),
+        *("index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put"),
+    )
 )
 
 
@@ -254,7 +284,11 @@ def _numbers(operation: Any, args: Any, kwargs: Any, follower: Follower) -> Any:
 
 
 def _keeps_numbers(name: str, followed: list[Followed]) -> bool:
-    return name in _KEEP_NUMBERS and not name.startswith(("index", "_unsafe_index")) and all(one.numbers for one in followed)
+    return (
+        name in _KEEP_NUMBERS
+        and not name.startswith(("index", "_unsafe_index"))
+        and all(one.numbers for one in followed)
+    )
 
 
 # --- element by element -----------------------------------------------------------------------------------------------------------------
@@ -284,9 +318,30 @@ def _aligned(tensors: Sequence[Any], follower: Follower, name: str) -> Place | N
     return found
 
 
-@rule("where", "masked_fill", "lerp", "addcmul", "addcdiv", "copy", "clamp", "threshold_backward", "native_dropout_backward")
-@rule("gelu_backward", "_prelu_kernel", "_prelu_kernel_backward", "dropout", "rrelu_with_noise", "fmod", "remainder", "heaviside")
-@rule("sigmoid_backward", "tanh_backward", "hardtanh_backward", "leaky_relu_backward", "softplus_backward", "elu_backward")
+@rule(
+    "where",
+    "masked_fill",
+    "lerp",
+    "addcmul",
+    "addcdiv",
+    "copy",
+    "clamp",
+    "threshold_backward",
+    "native_dropout_backward",
+)
+@rule(
+    "gelu_backward",
+    "_prelu_kernel",
+    "_prelu_kernel_backward",
+    "dropout",
+    "rrelu_with_noise",
+    "fmod",
+    "remainder",
+    "heaviside",
+)
+@rule(
+    "sigmoid_backward", "tanh_backward", "hardtanh_backward", "leaky_relu_backward", "softplus_backward", "elu_backward"
+)
 @rule("silu_backward", "mish_backward", "hardswish_backward", "hardsigmoid_backward", "log_sigmoid_backward", "huber")
 @rule("_masked_scale", "polar", "complex", "nextafter", "softshrink_backward", "hardshrink_backward", "logit_backward")
 def _pointwise(given: Arguments, follower: Follower, name: str) -> Places:
@@ -311,8 +366,31 @@ def _loss(given: Arguments, follower: Follower, name: str) -> Places:
     return _aligned(_tensors(given), follower, name)
 
 
-@rule("clone", "detach", "alias", "_to_copy", "contiguous", "lift", "lift_fresh", "lift_fresh_copy", "fill", "zero", "_conj")
-@rule("bernoulli", "normal", "uniform", "exponential", "log_normal", "cauchy", "geometric", "random", "nan_to_num", "_neg_view")
+@rule(
+    "clone",
+    "detach",
+    "alias",
+    "_to_copy",
+    "contiguous",
+    "lift",
+    "lift_fresh",
+    "lift_fresh_copy",
+    "fill",
+    "zero",
+    "_conj",
+)
+@rule(
+    "bernoulli",
+    "normal",
+    "uniform",
+    "exponential",
+    "log_normal",
+    "cauchy",
+    "geometric",
+    "random",
+    "nan_to_num",
+    "_neg_view",
+)
 @rule("resolve_conj", "resolve_neg", "real", "imag", "set_requires_grad", "_efficientzerotensor")
 def _same(given: Arguments, follower: Follower, name: str) -> Places:
     return _aligned(_tensors(given), follower, name)
@@ -347,7 +425,7 @@ def _view(given: Arguments, follower: Follower, name: str) -> Places:
         return place
     if place is None:
         return None
-    old, new = list(_shape(value)), list(given.get("size", given.get("shape")))
+    old, new = list(_shape(value)), list(given["size"] if "size" in given else given["shape"])
     numel = 1
     for size in old:
         numel *= size
@@ -433,7 +511,9 @@ def _squeeze(given: Arguments, follower: Follower, name: str) -> Places:
     value = given["self"]
     place, shape = _place(value), _shape(value)
     if "dim" not in given:
-        raise _refuse(name, "without a dimension it would remove that of the records from a batch of one. Name it: squeeze(dim)")
+        raise _refuse(
+            name, "without a dimension it would remove that of the records from a batch of one. Name it: squeeze(dim)"
+        )
     wanted = given["dim"] if isinstance(given["dim"], (list, tuple)) else [given["dim"]]
     dims = {_from_front(dim, len(shape)) for dim in wanted}
     if place is None:
@@ -529,9 +609,7 @@ def _unfold_backward(given: Arguments, follower: Follower, name: str) -> Places:
 @rule("flip", "roll")
 def _moved(given: Arguments, follower: Follower, name: str) -> Places:
     place, count = _place(given["self"]), len(_shape(given["self"]))
-    if place is not None and (
-        not given["dims"] or place.dim in {_from_front(dim, count) for dim in given["dims"]}
-    ):
+    if place is not None and (not given["dims"] or place.dim in {_from_front(dim, count) for dim in given["dims"]}):
         raise _refuse(name, "it moves records to places of others")
     return place
 
@@ -548,7 +626,10 @@ def _put_back(given: Arguments, follower: Follower, name: str) -> Places:
             raise _refuse(name, "what is put back depends on the number of records in the batch")
         return place
     if dim == place.dim and (
-        place.inner == ANY or given["start"] % (follower.records * place.inner) or given["start"] < 0 or given["step"] != 1
+        place.inner == ANY
+        or given["start"] % (follower.records * place.inner)
+        or given["start"] < 0
+        or given["step"] != 1
     ):
         raise _refuse(name, "a part of the batch is put back by its place")
     return place
@@ -592,7 +673,9 @@ def _cat(given: Arguments, follower: Follower, name: str) -> Places:
         raise _refuse(name, "records of one tensor are put beside other records of another")
     dim = _from_front(given["dim"], len(_shape(tensors[0])))
     if any(_place(tensor) is None for tensor in tensors):
-        raise _refuse(name, "a constant with a row for each record, or rows that belong to none, are put beside records")
+        raise _refuse(
+            name, "a constant with a row for each record, or rows that belong to none, are put beside records"
+        )
     if dim == place.dim and place.inner == ANY:
         raise _refuse(name, "records are put behind each other in an unknown order")
     return place
@@ -621,8 +704,35 @@ def _constant_pad(given: Arguments, follower: Follower, name: str) -> Places:
 # --- along a dimension ------------------------------------------------------------------------------------------------------------------
 
 
-@rule("sum", "mean", "amax", "amin", "prod", "any", "all", "logsumexp", "var", "std", "nansum", "norm", "linalg_vector_norm")
-@rule("argmax", "argmin", "count_nonzero", "var_mean", "std_mean", "max", "min", "median", "nanmedian", "mode", "kthvalue", "aminmax")
+@rule(
+    "sum",
+    "mean",
+    "amax",
+    "amin",
+    "prod",
+    "any",
+    "all",
+    "logsumexp",
+    "var",
+    "std",
+    "nansum",
+    "norm",
+    "linalg_vector_norm",
+)
+@rule(
+    "argmax",
+    "argmin",
+    "count_nonzero",
+    "var_mean",
+    "std_mean",
+    "max",
+    "min",
+    "median",
+    "nanmedian",
+    "mode",
+    "kthvalue",
+    "aminmax",
+)
 def _reduction(given: Arguments, follower: Follower, name: str) -> Places:
     value = given["self"]
     place, count = _place(value), len(_shape(value))
@@ -635,11 +745,22 @@ def _reduction(given: Arguments, follower: Follower, name: str) -> Places:
     dims = {_from_front(dim, count) for dim in wanted} if wanted else set(range(count))
     if place.dim in dims:
         raise _refuse(name, "it is taken over the records")
-    here = place if given.get("keepdim") else Place(place.dim - sum(dim < place.dim for dim in dims), place.inner)
-    return here
+    return place if given.get("keepdim") else Place(place.dim - sum(dim < place.dim for dim in dims), place.inner)
 
 
-@rule("_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "_cummax_helper", "sort", "argsort", "topk")
+@rule(
+    "_softmax",
+    "_log_softmax",
+    "cumsum",
+    "cumprod",
+    "logcumsumexp",
+    "cummax",
+    "cummin",
+    "_cummax_helper",
+    "sort",
+    "argsort",
+    "topk",
+)
 @rule("_softmax_backward_data", "_log_softmax_backward_data", "_safe_softmax")
 def _along(given: Arguments, follower: Follower, name: str) -> Places:
     value = given.get("self", given.get("grad_output"))
@@ -672,7 +793,9 @@ def _last(count: int) -> Callable[..., Places]:
             if own is not None and own.dim >= len(_shape(tensor)) - count:
                 raise _refuse(name, "it works across the records")
             if own is None and len(_shape(tensor)) > count:
-                raise _refuse(name, "a constant has a row for each record, so that a record's place in the batch counts")
+                raise _refuse(
+                    name, "a constant has a row for each record, so that a record's place in the batch counts"
+                )
         if len({len(_shape(tensor)) for tensor in tensors if _place(tensor) is not None}) > 1:
             raise _refuse(name, "records of one tensor meet other records of another")
         return place
@@ -681,7 +804,18 @@ def _last(count: int) -> Callable[..., Places]:
 
 
 for _names, _count in (
-    (("linalg_inv_ex", "linalg_cholesky_ex", "_linalg_det", "_linalg_slogdet", "linalg_qr", "_linalg_svd", "_linalg_eigh"), 2),
+    (
+        (
+            "linalg_inv_ex",
+            "linalg_cholesky_ex",
+            "_linalg_det",
+            "_linalg_slogdet",
+            "linalg_qr",
+            "_linalg_svd",
+            "_linalg_eigh",
+        ),
+        2,
+    ),
     (("linalg_matrix_exp", "linalg_lu_factor_ex", "matrix_exp"), 2),
     (("avg_pool2d", "max_pool2d_with_indices", "_adaptive_avg_pool2d", "adaptive_max_pool2d"), 2),
     (("avg_pool3d", "max_pool3d_with_indices", "_adaptive_avg_pool3d", "adaptive_max_pool3d"), 3),
@@ -727,7 +861,11 @@ def _product(one: Any, other: Any, name: str) -> Place | None:
     left, right = _place(one), _place(other)
     rows, columns = len(_shape(one)) - 2, len(_shape(one)) - 1
     if left is not None and right is not None:
-        if columns == 2 and left.dim == right.dim == 0 and (left.inner == right.inner or ANY in (left.inner, right.inner)):
+        if (
+            columns == 2
+            and left.dim == right.dim == 0
+            and (left.inner == right.inner or ANY in (left.inner, right.inner))
+        ):
             return left if left.inner != ANY else right
         raise _refuse(name, "records of one factor are multiplied with other records of the other")
     place, summed = (left, columns) if left is not None else (right, rows)
@@ -816,7 +954,11 @@ def _convolution_backward(given: Arguments, follower: Follower, name: str) -> Pl
     if not grouped or place is None or own is None or not place.dim == own.dim == 1 or kernel.dim != 0:
         raise _refuse(name, "kernels of records meet images of others")
     filters, channels = _shape(weight)[0], _shape(image)[1]
-    if place.inner != kernel.inner or kernel.inner * follower.records != filters or own.inner * follower.records != channels:
+    if (
+        place.inner != kernel.inner
+        or kernel.inner * follower.records != filters
+        or own.inner * follower.records != channels
+    ):
         raise _refuse(name, "kernels of records meet images of others")
     return [own, kernel, Place(0, kernel.inner)]
 
@@ -868,7 +1010,9 @@ def _batch_norm(given: Arguments, follower: Follower, name: str) -> Places:
     for key in ("weight", "bias"):
         value = given.get(key)
         if value is not None and place is not None and (own := _place(value)) != Place(0, place.inner):
-            raise _refuse(name, "weights of channels meet other records" if own else "a constant has a row for each record")
+            raise _refuse(
+                name, "weights of channels meet other records" if own else "a constant has a row for each record"
+            )
     row = None if place is None else Place(0, place.inner)
     return [place, row, row]
 
@@ -888,7 +1032,10 @@ def _batch_norm_backward(given: Arguments, follower: Follower, name: str) -> Pla
 @rule("embedding")
 def _embedding(given: Arguments, follower: Follower, name: str) -> Places:
     if _place(given["weight"]) is not None:
-        raise _refuse(name, "a table for each record is read by index: torch's batching rule for it is wrong where there is padding")
+        raise _refuse(
+            name,
+            "a table for each record is read by index: torch's batching rule for it is wrong where there is padding",
+        )
     return _place(given["indices"])
 
 
@@ -930,13 +1077,17 @@ def _indexed(given: Arguments, follower: Follower, name: str) -> tuple[Place | N
     value, indices = given["self"], given["indices"]
     place = _place(value)
     if any(isinstance(one, Followed) and one.numbers for one in (value, given.get("values"))):
-        raise _refuse(name, "the number of a record in its batch is computed with, so that its place in the batch counts")
+        raise _refuse(
+            name, "the number of a record in its batch is computed with, so that its place in the batch counts"
+        )
     used = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if any(index.dtype in (torch.bool, torch.uint8) for _, index in used):
         raise _refuse(name, "a mask picks a number of entries that depends on values")
     spread = max((len(_shape(index)) for _, index in used), default=0)
     numbered = [(dim, index) for dim, index in used if isinstance(index, Followed) and index.numbers]
-    within = _aligned([index for _, index in used if not (isinstance(index, Followed) and index.numbers)], follower, name)
+    within = _aligned(
+        [index for _, index in used if not (isinstance(index, Followed) and index.numbers)], follower, name
+    )
     adjacent = [dim for dim, _ in used] == list(range(used[0][0], used[0][0] + len(used))) if used else True
     start = used[0][0] if adjacent and used else 0
     if place is not None and any(dim == place.dim for dim, _ in used):
@@ -950,12 +1101,16 @@ def _indexed(given: Arguments, follower: Follower, name: str) -> tuple[Place | N
         if within is not None and within != here:
             raise _refuse(name, "records of one index meet other records of another")
         for _, index in used:
-            if _place(index) is None and here.dim - (spread - len(_shape(index))) >= 0:
-                if _shape(index)[here.dim - (spread - len(_shape(index)))] != 1:
-                    raise _refuse(name, "a constant has a row for each record, so that a record's place in the batch counts")
+            dim = here.dim - (spread - len(_shape(index)))
+            if _place(index) is None and dim >= 0 and _shape(index)[dim] != 1:
+                raise _refuse(
+                    name, "a constant has a row for each record, so that a record's place in the batch counts"
+                )
         return Place(start + here.dim, 1), start, here, spread
     if numbered:
-        raise _refuse(name, "the number of a record in its batch is computed with, so that its place in the batch counts")
+        raise _refuse(
+            name, "the number of a record in its batch is computed with, so that its place in the batch counts"
+        )
     if place is None:
         return (None if within is None else Place(start + within.dim, within.inner)), start, within, spread
     if within is not None:
@@ -990,8 +1145,10 @@ def _index_put(given: Arguments, follower: Follower, name: str) -> Places:
     found, _, _, _ = _indexed(given, follower, name)
     if place is None:
         raise _refuse(name, "what is computed from records is written by index into what belongs to none")
-    target = len(_shape(value)) - sum(index is not None for index in indices) + max(
-        (len(_shape(index)) for index in indices if index is not None), default=0
+    target = (
+        len(_shape(value))
+        - sum(index is not None for index in indices)
+        + max((len(_shape(index)) for index in indices if index is not None), default=0)
     )
     own, shape = _place(values), _shape(values)
     assert found is not None
