@@ -62,7 +62,8 @@ SMALL = {"accounting": BOOKS, "curator": WORK, "guard": WORK}
 def small_pieces(request):
     """In the suites of books and mechanisms work is cut into small pieces, so that every test meets a second and a third one.
 
-    A test that is about the usual sizes, or makes millions of numbers, says so with the marker `usual_pieces`.
+    A test that is about the usual sizes, about rounding (which is worst in long sums) or about millions of numbers says so with the
+    marker `usual_pieces`.
     """
     usual = request.node.get_closest_marker("usual_pieces")
     with changed({} if usual else SMALL.get(request.path.parent.name, {})):

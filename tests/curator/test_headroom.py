@@ -17,6 +17,8 @@ from apportion.curator.gradients.linear import LinearUse
 from apportion.curator.gradients.rounding import squared
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Request
 
+pytestmark = pytest.mark.usual_pieces  # rounding is worst in long sums
+
 
 class First(nn.Module):
     def __init__(self, layer):

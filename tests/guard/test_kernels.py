@@ -272,6 +272,7 @@ def of_convolution(gradients, inputs):
     return use.squared_norms()["w"] / 4, use.kernel
 
 
+@pytest.mark.usual_pieces  # rounding is worst in long sums
 @pytest.mark.parametrize(
     ("norms_of", "kernel"), [(of_linear, "Gram"), (of_recurrent, "Gram"), (of_convolution, "pixel Gram")]
 )

@@ -178,13 +178,14 @@ def _short(test: str) -> str:
 
 def page(bugs: list[Bug]) -> str:
     """The documentation page. It is written only after every bug on it was caught."""
+    really = sum(not bug.seen.startswith("nowhere") for bug in bugs)
     lines = [
         "# Seeded bugs",
         "",
-        f"Can the test suite see a privacy bug? {len(bugs)} are kept in `tests/mutants/`, most of them bugs that other "
-        "libraries really had. `make mutants` plants each in a scratch copy of the sources and runs the tests named below, which are "
-        "ordinary tests of the core suite. The command fails if one of them still passes. This page is written by it, after every bug was "
-        "caught.",
+        f"Can the test suite see a privacy bug? {len(bugs)} are kept in `tests/mutants/`, {really} of them bugs that other libraries, or "
+        "earlier versions of this one, really had. `make mutants` plants each in a scratch copy of the sources and runs the tests named "
+        "below, which are ordinary tests of the core suite. The command fails if one of them still passes. This page is written by it, "
+        "after every bug was caught.",
         "",
         "A test that fails on a seeded bug shows that the suite can see bugs of that kind. It does not show that there are no others.",
         "",
