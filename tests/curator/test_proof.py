@@ -47,7 +47,11 @@ def alone(model, batch, targets, loss=product):
         model.zero_grad()
         record, target = map_tensors(lambda tensor, i=i: tensor[i : i + 1].clone(), (batch, targets))
         loss(call_model(model, record), target).backward()
-        rows.append(torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in model.parameters()]))
+        rows.append(
+            torch.cat(
+                [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in model.parameters()]
+            )
+        )
     model.zero_grad()
     return torch.stack(rows)
 
@@ -248,7 +252,15 @@ def test_an_attribute_that_changes_in_the_forward_pass_is_named():
         return self.layer(x)
 
     with pytest.raises(CannotFollow, match="attribute calls of Written changes"):
-        prove(Written(counts, layer=linear()), "one-pass", None, NUMBERS, torch.zeros(()), torch.zeros(3, 4), in_part=False)
+        prove(
+            Written(counts, layer=linear()),
+            "one-pass",
+            None,
+            NUMBERS,
+            torch.zeros(()),
+            torch.zeros(3, 4),
+            in_part=False,
+        )
 
 
 # -- a proof is of one kind of batch --
