@@ -63,6 +63,12 @@ def true_of(program, inputs, place):
     return True
 
 
+def centred_if_many(x: torch.Tensor) -> torch.Tensor:
+    if x.size(0) == 37:
+        return x - x.mean(0)
+    return x * 2
+
+
 def weights(*shape):
     torch.manual_seed(sum(shape))
     return torch.randn(shape).double()
@@ -492,6 +498,13 @@ def test_what_depends_on_the_number_of_records_takes_different_paths(program):
 )
 def test_a_look_at_the_number_of_records_is_noticed_where_it_could_matter(program, looks):
     assert path_of(program, 7).looks_at_count is looks
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_what_is_written_in_torchscript_may_look_at_the_number_of_records():
+    scripted = torch.jit.script(centred_if_many)
+    assert path_of(scripted, 7).looks_at_count
+    assert scripted(torch.ones(37, 4)).sum() == 0  # nothing of the watch is left
 
 
 def test_a_run_with_another_number_of_records_is_compared_with_what_is_known():

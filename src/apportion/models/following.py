@@ -22,7 +22,7 @@ whatever else is as long, cut or moved by it is refused, for its values would de
 itself (`if len(x) > 100`) is noticed, because sizes are handed out as `RecordCount`s; what was shown then holds for the B's that were run,
 and a run with another B tells whether it takes the same path. A `RecordCount` is an `int`, and what is written in C reads it without asking
 (`range`, indices of lists, `math.gcd`): code that decides by those what to compute is not noticed. Nor is code that asks the clock, the
-operating system's entropy or generators of its own.
+operating system's entropy, generators of its own or what it has left behind outside the modules of the model.
 """
 
 from __future__ import annotations
@@ -555,7 +555,7 @@ class Follower(TorchDispatchMode):
         """Code in this context is followed. Afterwards raises the first refusal, also one that was caught inside."""
         before = _generators()
         try:
-            with self, _Questions(self):
+            with self, _Questions(self), self._scripts_watched():
                 yield
         except RecordsMeet as error:
             raise self.refused(error) from None
@@ -563,6 +563,27 @@ class Follower(TorchDispatchMode):
             raise self.refusal
         if _generators() != before:
             raise self.refused(RecordsMeet("random", "Python's or NumPy's random numbers may decide what is computed"))
+
+    @contextmanager
+    def _scripts_watched(self) -> Iterator[None]:
+        """TorchScript asks for sizes without Python, so whatever is written in it may look at the number of records."""
+        kinds = torch._C.ScriptFunction, torch._C.ScriptMethod
+        calls = [kind.__call__ for kind in kinds]
+
+        def watched(call: Any) -> Callable[..., Any]:
+            def seen(script: Any, *args: Any, **kwargs: Any) -> Any:
+                self.count_is_seen()
+                return call(script, *args, **kwargs)
+
+            return seen
+
+        for kind, call in zip(kinds, calls, strict=True):
+            kind.__call__ = watched(call)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            for kind, call in zip(kinds, calls, strict=True):
+                kind.__call__ = call  # type: ignore[method-assign]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
