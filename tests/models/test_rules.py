@@ -543,6 +543,29 @@ def test_the_same_operations_on_other_tensors_are_another_path(program):
             program(x)
 
 
+@pytest.mark.parametrize(("count", "same"), [(8, True), (12, False)])
+def test_a_run_again_has_the_same_weights_and_needs_no_targets(count, same):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+        def forward(self, x):
+            return self.layers[len(x) == 12](x)
+
+    def run(records, known, targets):
+        model, follower = Two(), Follower(records, places, CPU, known)
+        x, *_ = (follower.follow(torch.zeros(4)) for _ in range(1 + targets))
+        follower.hide(model)
+        with follower.run():
+            model(x)
+        return follower.path
+
+    known = run(7, None, targets=1)
+    with contextlib.nullcontext() if same else pytest.raises(RecordsMeet, match="number of records"):
+        run(count, known, targets=0)
+
+
 def test_an_operation_that_torch_takes_apart_is_compared_part_by_part():
     def loss(x):
         return functional.cross_entropy(x.view(len(x), -1), (x[:, 0] > 0).long(), reduction="none")

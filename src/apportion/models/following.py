@@ -32,6 +32,7 @@ import hashlib
 import random
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -487,7 +488,9 @@ class Follower(TorchDispatchMode):
         self.records, self._rules, self.device, self.known = records, rules, device, known
         self.path = Path(records)
         self._computed = WeakTensorKeyDictionary()
-        self._given = self._asked = self.passes_back = 0
+        self._made: Counter[str] = Counter()
+        self._asked = self.passes_back = 0
+        self._running = False
         self._loose: dict[int, Any] = {}
         self.refusal: RecordsMeet | None = None
         self.modules: list[str] = []
@@ -502,12 +505,14 @@ class Follower(TorchDispatchMode):
         """A tensor of this shape whose records are known to be at `place`."""
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             sizes = tuple(int.__int__(size) for size in shape)
-            return self._numbered(self.wrap(torch.empty(sizes, dtype=like.dtype, device="meta"), place))
+            made = self.wrap(torch.empty(sizes, dtype=like.dtype, device="meta"), place)
+        return self._numbered(made, "made" if self._running else "given")
 
-    def _numbered(self, given: Followed) -> Followed:
-        """What no operation has made, and its number."""
-        given.origin, self._given = ("given", self._given), self._given + 1
-        return given
+    def _numbered(self, made: Followed, kind: str) -> Followed:
+        """What no operation has made, with its number among those of its kind, which is the same in every run."""
+        made.origin = (kind, self._made[kind])
+        self._made[kind] += 1
+        return made
 
     def wrap(self, meta: Tensor, place: Place | None, *, numbers: bool = False) -> Followed:
         """A tensor of this shape at this place."""
@@ -524,7 +529,9 @@ class Follower(TorchDispatchMode):
             for name, parameter in module._parameters.items():
                 if parameter is not None:
                     if id(parameter) not in hidden:
-                        hidden[id(parameter)] = self._numbered(self.wrap(_without_values(parameter.detach()), None))
+                        hidden[id(parameter)] = self._numbered(
+                            self.wrap(_without_values(parameter.detach()), None), "weight"
+                        )
                         hidden[id(parameter)].requires_grad_(parameter.requires_grad)
                         hidden[id(parameter)]._is_param = True  # so that it is an nn.Parameter for those who ask
                     module._parameters[name] = hidden[id(parameter)]  # type: ignore[assignment]
@@ -553,7 +560,7 @@ class Follower(TorchDispatchMode):
     @contextmanager
     def run(self) -> Iterator[None]:
         """Code in this context is followed. Afterwards raises the first refusal, also one that was caught inside."""
-        before = _generators()
+        before, self._running = _generators(), True
         try:
             with self, _Questions(self), self._scripts_watched():
                 yield
