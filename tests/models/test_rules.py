@@ -521,6 +521,14 @@ def test_what_is_written_in_torchscript_may_look_at_the_number_of_records():
     assert scripted(torch.ones(37, 4)).sum() == 0  # nothing of the watch is left
 
 
+def test_what_the_profiler_is_told_is_no_difference():
+    def profiled(x):
+        with torch.profiler.record_function("a part"):
+            return x * 2
+
+    assert path_of(profiled, 7).difference(path_of(profiled, 11)) is None
+
+
 def test_a_run_with_another_number_of_records_is_compared_with_what_is_known():
     def branches(x):
         return (x @ torch.ones(4, 4)).view(len(x), -1) if len(x) != 12 else (x - x.mean(0)).view(len(x), -1)

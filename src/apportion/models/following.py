@@ -655,6 +655,9 @@ class Follower(TorchDispatchMode):
         for index, argument in enumerate(operation._schema.arguments):
             value = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
             for leaf in tree_leaves(value):
+                if isinstance(leaf, torch.ScriptObject):
+                    numbers.append(type(leaf))  # a handle, as of the profiler's: two of them cannot be compared
+                    continue
                 if not isinstance(leaf, Tensor):
                     (sizes if argument.name in _sizes_of(operation) else numbers).append(leaf)
                     continue
