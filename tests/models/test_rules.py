@@ -63,6 +63,12 @@ def true_of(program, inputs, place):
     return True
 
 
+def centred_if_many(x: torch.Tensor) -> torch.Tensor:
+    if x.size(0) == 37:
+        return x - x.mean(0)
+    return x * 2
+
+
 def weights(*shape):
     torch.manual_seed(sum(shape))
     return torch.randn(shape).double()
@@ -267,6 +273,7 @@ TOGETHER = {
     "a bias for each place": (lambda x: torch.baddbmm(BATCHED[:, None], x[:, None], MATRIX.expand(B, 4, 4)), (B, 4)),
     "the other half": (lambda x: torch.cat([x, x.flip(0)], 1), (B, 4)),
     "reshaped across records": (lambda x: x.reshape(3, -1, 4), (B, 3, 4)),
+    "reshaped around records": (lambda x: x.transpose(0, 1).reshape(3, x.shape[0], 2), (B, 2, 3)),
     "time taken for records": (lambda x: x.reshape(3, x.shape[0], 4).transpose(0, 1), (B, 3, 4)),
     "records taken for time": (lambda x: x.view(3, -1, 4).transpose(0, 1), (B, 3, 4)),
     "batch norm": (lambda x: functional.batch_norm(x, None, None, training=True), (B, 4)),
@@ -310,6 +317,10 @@ TOGETHER = {
     ),
     "written over by a constant": (lambda x: x.as_strided_scatter(BATCHED, x.shape, (4, 1)), (B, 4)),
     "a cross product without a dimension": (lambda x: torch.cross(x[:, :3], x[:, 1:]), (B, 4)),
+    "a gradient for each place": (
+        lambda x: torch.autograd.grad(functional.layer_norm(x.requires_grad_(), (4,)), x, BATCHED)[0],
+        (B, 4),
+    ),
     "a branch on a number of a generator": (lambda x: x if torch.randperm(1000)[0] else x - x.mean(0), (B, 4)),
     "a branch on chance that is written": (
         lambda x: x if torch.zeros(()).uniform_() > 0.001 else x - x.mean(0),
@@ -321,12 +332,14 @@ COUNTED = {
     "some rows of a table": (lambda x: x * TABLE[: x.shape[0]].sum(), (B, 4)),
     "a row of a table": (lambda x: x[:, :3] * TABLE[x.shape[0]], (B, 4)),
     "some rows of a weight": (lambda x, w: x * w[: x.shape[0]].sum(), (B, 4)),
+    "the other rows of a weight": (lambda x, w: x * w[x.shape[0] :].sum(), (B, 4)),
     "rows of a weight, expanded": (lambda x, w: x + w[: x.shape[0]].expand(x.shape[0], 4), (B, 4)),
     "a weight for each pair": (lambda x, w: x * w[0, :1].expand(x.shape[0], x.shape[0]).sum(1, keepdim=True), (B, 4)),
     "ones for each pair": (lambda x: x / torch.ones(x.shape[0], x.shape[0]).sum(), (B, 4)),
     "the last number": (lambda x: x / torch.arange(2 * x.shape[0])[-1], (B, 4)),
     "the trace": (lambda x: x / torch.eye(x.shape[0]).trace(), (B, 4)),
     "so many features": (lambda x: x[:, : x.shape[0]].sum(1), (B, 20)),
+    "the features after so many": (lambda x: x[:, x.shape[0] :].sum(1), (B, 20)),
     "that feature": (lambda x: x[:, x.shape[0]], (B, 20)),
     "the rest of the features": (lambda x: x.split(x.shape[0], 1)[-1].sum(1), (B, 20)),
     "the best features": (lambda x: x.topk(x.shape[0], 1)[0].sum(1), (B, 20)),
@@ -371,6 +384,13 @@ def test_what_depends_on_the_number_of_records_is_refused(name):
         given.append(follower.made((40, 4), None, MATRIX))
     with pytest.raises(RecordsMeet), follower.run():
         program(*given)
+
+
+def test_a_weight_with_as_many_rows_as_records_is_not_taken_for_records():
+    for spread in (lambda w: w.expand(3, B, 4), lambda w: w.repeat(B, 1)):
+        follower = Follower(B, places, CPU)
+        with pytest.raises(RecordsMeet, match="constant has a row"), follower.run():
+            spread(follower.made((B, 4), None, MATRIX))
 
 
 @pytest.mark.parametrize("name", APART)
@@ -496,6 +516,21 @@ def test_a_look_at_the_number_of_records_is_noticed_where_it_could_matter(progra
     assert path_of(program, 7).looks_at_count is looks
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_what_is_written_in_torchscript_may_look_at_the_number_of_records():
+    scripted = torch.jit.script(centred_if_many)
+    assert path_of(scripted, 7).looks_at_count
+    assert scripted(torch.ones(37, 4)).sum() == 0  # nothing of the watch is left
+
+
+def test_what_the_profiler_is_told_is_no_difference():
+    def profiled(x):
+        with torch.profiler.record_function("a part"):
+            return x * 2
+
+    assert path_of(profiled, 7).difference(path_of(profiled, 11)) is None
+
+
 def test_a_run_with_another_number_of_records_is_compared_with_what_is_known():
     def branches(x):
         return (x @ torch.ones(4, 4)).view(len(x), -1) if len(x) != 12 else (x - x.mean(0)).view(len(x), -1)
@@ -530,6 +565,29 @@ def test_the_same_operations_on_other_tensors_are_another_path(program):
         refused = pytest.raises(RecordsMeet, match="number of records") if records == 12 else contextlib.nullcontext()
         with refused, follower.run():
             program(x)
+
+
+@pytest.mark.parametrize(("count", "same"), [(8, True), (12, False)])
+def test_a_run_again_has_the_same_weights_and_needs_no_targets(count, same):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+        def forward(self, x):
+            return self.layers[len(x) == 12](x)
+
+    def run(records, known, targets):
+        model, follower = Two(), Follower(records, places, CPU, known)
+        x, *_ = (follower.follow(torch.zeros(4)) for _ in range(1 + targets))
+        follower.hide(model)
+        with follower.run():
+            model(x)
+        return follower.path
+
+    known = run(7, None, targets=1)
+    with contextlib.nullcontext() if same else pytest.raises(RecordsMeet, match="number of records"):
+        run(count, known, targets=0)
 
 
 def test_an_operation_that_torch_takes_apart_is_compared_part_by_part():

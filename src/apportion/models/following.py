@@ -22,7 +22,7 @@ whatever else is as long, cut or moved by it is refused, for its values would de
 itself (`if len(x) > 100`) is noticed, because sizes are handed out as `RecordCount`s; what was shown then holds for the B's that were run,
 and a run with another B tells whether it takes the same path. A `RecordCount` is an `int`, and what is written in C reads it without asking
 (`range`, indices of lists, `math.gcd`): code that decides by those what to compute is not noticed. Nor is code that asks the clock, the
-operating system's entropy or generators of its own.
+operating system's entropy, generators of its own or what it has left behind outside the modules of the model.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import hashlib
 import random
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -488,7 +489,9 @@ class Follower(TorchDispatchMode):
         self.records, self._rules, self.device, self.known = records, rules, device, known
         self.path = Path(records)
         self._computed = WeakTensorKeyDictionary()
-        self._given = self._asked = self.passes_back = 0
+        self._made: Counter[str] = Counter()
+        self._asked = self.passes_back = 0
+        self._running = False
         self._loose: dict[int, Any] = {}
         self.refusal: RecordsMeet | None = None
         self.modules: list[str] = []
@@ -503,12 +506,14 @@ class Follower(TorchDispatchMode):
         """A tensor of this shape whose records are known to be at `place`."""
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             sizes = tuple(int.__int__(size) for size in shape)
-            return self._numbered(self.wrap(torch.empty(sizes, dtype=like.dtype, device="meta"), place))
+            made = self.wrap(torch.empty(sizes, dtype=like.dtype, device="meta"), place)
+        return self._numbered(made, "made" if self._running else "given")
 
-    def _numbered(self, given: Followed) -> Followed:
-        """What no operation has made, and its number."""
-        given.origin, self._given = ("given", self._given), self._given + 1
-        return given
+    def _numbered(self, made: Followed, kind: str) -> Followed:
+        """What no operation has made, with its number among those of its kind, which is the same in every run."""
+        made.origin = (kind, self._made[kind])
+        self._made[kind] += 1
+        return made
 
     def wrap(self, meta: Tensor, place: Place | None, *, numbers: bool = False) -> Followed:
         """A tensor of this shape at this place."""
@@ -525,7 +530,9 @@ class Follower(TorchDispatchMode):
             for name, parameter in module._parameters.items():
                 if parameter is not None:
                     if id(parameter) not in hidden:
-                        hidden[id(parameter)] = self._numbered(self.wrap(_without_values(parameter.detach()), None))
+                        hidden[id(parameter)] = self._numbered(
+                            self.wrap(_without_values(parameter.detach()), None), "weight"
+                        )
                         hidden[id(parameter)].requires_grad_(parameter.requires_grad)
                         hidden[id(parameter)]._is_param = True  # so that it is an nn.Parameter for those who ask
                     module._parameters[name] = hidden[id(parameter)]  # type: ignore[assignment]
@@ -554,9 +561,9 @@ class Follower(TorchDispatchMode):
     @contextmanager
     def run(self) -> Iterator[None]:
         """Code in this context is followed. Afterwards raises the first refusal, also one that was caught inside."""
-        before = _generators()
+        before, self._running = _generators(), True
         try:
-            with self, _Questions(self):
+            with self, _Questions(self), self._scripts_watched():
                 yield
         except RecordsMeet as error:
             raise self.refused(error) from None
@@ -564,6 +571,27 @@ class Follower(TorchDispatchMode):
             raise self.refusal
         if _generators() != before:
             raise self.refused(RecordsMeet("random", "Python's or NumPy's random numbers may decide what is computed"))
+
+    @contextmanager
+    def _scripts_watched(self) -> Iterator[None]:
+        """TorchScript asks for sizes without Python, so whatever is written in it may look at the number of records."""
+        kinds = torch._C.ScriptFunction, torch._C.ScriptMethod
+        calls = [kind.__call__ for kind in kinds]
+
+        def watched(call: Any) -> Callable[..., Any]:
+            def seen(script: Any, *args: Any, **kwargs: Any) -> Any:
+                self.count_is_seen()
+                return call(script, *args, **kwargs)
+
+            return seen
+
+        for kind, call in zip(kinds, calls, strict=True):
+            kind.__call__ = watched(call)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            for kind, call in zip(kinds, calls, strict=True):
+                kind.__call__ = call  # type: ignore[method-assign]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -628,6 +656,9 @@ class Follower(TorchDispatchMode):
         for index, argument in enumerate(operation._schema.arguments):
             value = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
             for leaf in tree_leaves(value):
+                if isinstance(leaf, torch.ScriptObject):
+                    numbers.append(type(leaf))  # a handle, as of the profiler's: two of them cannot be compared
+                    continue
                 if not isinstance(leaf, Tensor):
                     (sizes if argument.name in _sizes_of(operation) else numbers).append(leaf)
                     continue

@@ -562,8 +562,6 @@ def _split(given: Arguments, follower: Follower, name: str) -> Places:
     dim = _from_front(given["dim"], len(shape))
     sizes = given.get("split_size", given.get("split_sizes"))
     sizes = [sizes] if isinstance(sizes, int) else sizes
-    if dim != place.dim and _multiples(sizes or (), follower):
-        raise _refuse(name, "what is cut out depends on the number of records in the batch")
     if dim == place.dim and (
         place.inner == ANY or sizes is None or any(size % (follower.records * place.inner) for size in sizes)
     ):
