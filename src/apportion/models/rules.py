@@ -29,9 +29,11 @@ class _Unknown(Exception):
     """There is a rule, but not for these arguments: look for a decomposition."""
 
 
-def rule(*names: str) -> Callable[[Callable[..., Places]], Callable[..., Places]]:
+def rule(names: str) -> Callable[[Callable[..., Places]], Callable[..., Places]]:
+    """The rule of all these operations, whose names have spaces between them."""
+
     def register(function: Callable[..., Places]) -> Callable[..., Places]:
-        for name in names:
+        for name in names.split():
             _RULES[name] = function
         return function
 
@@ -319,31 +321,12 @@ def _aligned(tensors: Sequence[Any], follower: Follower, name: str) -> Place | N
 
 
 @rule(
-    "where",
-    "masked_fill",
-    "lerp",
-    "addcmul",
-    "addcdiv",
-    "copy",
-    "clamp",
-    "threshold_backward",
-    "native_dropout_backward",
+    "where masked_fill lerp addcmul addcdiv copy clamp threshold_backward native_dropout_backward gelu_backward "
+    "_prelu_kernel _prelu_kernel_backward dropout rrelu_with_noise fmod remainder heaviside sigmoid_backward "
+    "tanh_backward hardtanh_backward leaky_relu_backward softplus_backward elu_backward silu_backward "
+    "mish_backward hardswish_backward hardsigmoid_backward log_sigmoid_backward huber _masked_scale polar complex "
+    "nextafter softshrink_backward hardshrink_backward logit_backward"
 )
-@rule(
-    "gelu_backward",
-    "_prelu_kernel",
-    "_prelu_kernel_backward",
-    "dropout",
-    "rrelu_with_noise",
-    "fmod",
-    "remainder",
-    "heaviside",
-)
-@rule(
-    "sigmoid_backward", "tanh_backward", "hardtanh_backward", "leaky_relu_backward", "softplus_backward", "elu_backward"
-)
-@rule("silu_backward", "mish_backward", "hardswish_backward", "hardsigmoid_backward", "log_sigmoid_backward", "huber")
-@rule("_masked_scale", "polar", "complex", "nextafter", "softshrink_backward", "hardshrink_backward", "logit_backward")
 def _pointwise(given: Arguments, follower: Follower, name: str) -> Places:
     return _aligned(_tensors(given), follower, name)
 
@@ -358,8 +341,10 @@ def _log_sigmoid(given: Arguments, follower: Follower, name: str) -> Places:
     return [_place(given["self"]), None if not _tensors(given) else _place(given["self"])]
 
 
-@rule("mse_loss", "binary_cross_entropy", "smooth_l1_loss", "huber_loss", "soft_margin_loss")
-@rule("mse_loss_backward", "binary_cross_entropy_backward", "smooth_l1_loss_backward", "huber_loss_backward")
+@rule(
+    "mse_loss binary_cross_entropy smooth_l1_loss huber_loss soft_margin_loss mse_loss_backward "
+    "binary_cross_entropy_backward smooth_l1_loss_backward huber_loss_backward"
+)
 def _loss(given: Arguments, follower: Follower, name: str) -> Places:
     if given["reduction"] != 0:
         raise _refuse(name, "it takes a mean or a sum over the records")
@@ -367,36 +352,15 @@ def _loss(given: Arguments, follower: Follower, name: str) -> Places:
 
 
 @rule(
-    "clone",
-    "detach",
-    "alias",
-    "_to_copy",
-    "contiguous",
-    "lift",
-    "lift_fresh",
-    "lift_fresh_copy",
-    "fill",
-    "zero",
-    "_conj",
+    "clone detach alias _to_copy contiguous lift lift_fresh lift_fresh_copy fill zero _conj bernoulli normal "
+    "uniform exponential log_normal cauchy geometric random nan_to_num _neg_view resolve_conj resolve_neg real "
+    "imag set_requires_grad _efficientzerotensor"
 )
-@rule(
-    "bernoulli",
-    "normal",
-    "uniform",
-    "exponential",
-    "log_normal",
-    "cauchy",
-    "geometric",
-    "random",
-    "nan_to_num",
-    "_neg_view",
-)
-@rule("resolve_conj", "resolve_neg", "real", "imag", "set_requires_grad", "_efficientzerotensor")
 def _same(given: Arguments, follower: Follower, name: str) -> Places:
     return _aligned(_tensors(given), follower, name)
 
 
-@rule("triu", "tril")
+@rule("triu tril")
 def _triangle(given: Arguments, follower: Follower, name: str) -> Places:
     place = _place(given["self"])
     if place is not None and place.dim >= len(_shape(given["self"])) - 2:
@@ -404,7 +368,7 @@ def _triangle(given: Arguments, follower: Follower, name: str) -> Places:
     return place
 
 
-@rule("view_as_real", "view_as_complex")
+@rule("view_as_real view_as_complex")
 def _complex_view(given: Arguments, follower: Follower, name: str) -> Places:
     place = _place(given["self"])
     if name == "view_as_complex" and place is not None and place.dim == len(_shape(given["self"])) - 1:
@@ -415,7 +379,7 @@ def _complex_view(given: Arguments, follower: Follower, name: str) -> Places:
 # --- shapes -----------------------------------------------------------------------------------------------------------------------------
 
 
-@rule("view", "reshape", "_unsafe_view", "_reshape_alias")
+@rule("view reshape _unsafe_view _reshape_alias")
 def _view(given: Arguments, follower: Follower, name: str) -> Places:
     value: Tensor = given["self"]
     place = _place(value)
@@ -459,7 +423,7 @@ def _permute(given: Arguments, follower: Follower, name: str) -> Places:
     return Place([_from_front(dim, count) for dim in given["dims"]].index(place.dim), place.inner)
 
 
-@rule("transpose", "t")
+@rule("transpose t")
 def _transpose(given: Arguments, follower: Follower, name: str) -> Places:
     place, count = _place(given["self"]), len(_shape(given["self"]))
     if place is None or count < 2:
@@ -553,7 +517,7 @@ def _slice(given: Arguments, follower: Follower, name: str) -> Places:
     return place
 
 
-@rule("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk")
+@rule("split split_with_sizes chunk unsafe_split unsafe_split_with_sizes unsafe_chunk")
 def _split(given: Arguments, follower: Follower, name: str) -> Places:
     value = given["self"]
     place, shape = _place(value), _shape(value)
@@ -604,7 +568,7 @@ def _unfold_backward(given: Arguments, follower: Follower, name: str) -> Places:
     return place
 
 
-@rule("flip", "roll")
+@rule("flip roll")
 def _moved(given: Arguments, follower: Follower, name: str) -> Places:
     place, count = _place(given["self"]), len(_shape(given["self"]))
     if place is not None and (not given["dims"] or place.dim in {_from_front(dim, count) for dim in given["dims"]}):
@@ -612,7 +576,7 @@ def _moved(given: Arguments, follower: Follower, name: str) -> Places:
     return place
 
 
-@rule("slice_backward", "select_backward")
+@rule("slice_backward select_backward")
 def _put_back(given: Arguments, follower: Follower, name: str) -> Places:
     place, dim = _place(given["grad_output"]), _from_front(given["dim"], len(given["input_sizes"]))
     if place is None:
@@ -645,7 +609,7 @@ def _diagonal_back(given: Arguments, follower: Follower, name: str) -> Places:
     return Place(left[place.dim], place.inner)
 
 
-@rule("as_strided", "as_strided_scatter")
+@rule("as_strided as_strided_scatter")
 def _as_strided(given: Arguments, follower: Follower, name: str) -> Places:
     """Only where it says again what the tensor is: that happens when a view that was written to is differentiated."""
     value = given["self"].meta if isinstance(given["self"], Followed) else given["self"]
@@ -703,33 +667,8 @@ def _constant_pad(given: Arguments, follower: Follower, name: str) -> Places:
 
 
 @rule(
-    "sum",
-    "mean",
-    "amax",
-    "amin",
-    "prod",
-    "any",
-    "all",
-    "logsumexp",
-    "var",
-    "std",
-    "nansum",
-    "norm",
-    "linalg_vector_norm",
-)
-@rule(
-    "argmax",
-    "argmin",
-    "count_nonzero",
-    "var_mean",
-    "std_mean",
-    "max",
-    "min",
-    "median",
-    "nanmedian",
-    "mode",
-    "kthvalue",
-    "aminmax",
+    "sum mean amax amin prod any all logsumexp var std nansum norm linalg_vector_norm argmax argmin count_nonzero "
+    "var_mean std_mean max min median nanmedian mode kthvalue aminmax"
 )
 def _reduction(given: Arguments, follower: Follower, name: str) -> Places:
     value = given["self"]
@@ -747,19 +686,9 @@ def _reduction(given: Arguments, follower: Follower, name: str) -> Places:
 
 
 @rule(
-    "_softmax",
-    "_log_softmax",
-    "cumsum",
-    "cumprod",
-    "logcumsumexp",
-    "cummax",
-    "cummin",
-    "_cummax_helper",
-    "sort",
-    "argsort",
-    "topk",
+    "_softmax _log_softmax cumsum cumprod logcumsumexp cummax cummin _cummax_helper sort argsort topk "
+    "_softmax_backward_data _log_softmax_backward_data _safe_softmax"
 )
-@rule("_softmax_backward_data", "_log_softmax_backward_data", "_safe_softmax")
 def _along(given: Arguments, follower: Follower, name: str) -> Places:
     value = given.get("self", given.get("grad_output"))
     assert isinstance(value, Tensor)
@@ -770,7 +699,7 @@ def _along(given: Arguments, follower: Follower, name: str) -> Places:
     return place
 
 
-@rule("_fft_r2c", "_fft_c2r", "_fft_c2c")
+@rule("_fft_r2c _fft_c2r _fft_c2c")
 def _fourier(given: Arguments, follower: Follower, name: str) -> Places:
     place, count = _place(given["self"]), len(_shape(given["self"]))
     if place is not None and place.dim in {_from_front(dim, count) for dim in given["dim"]}:
@@ -801,49 +730,37 @@ def _last(count: int) -> Callable[..., Places]:
     return found
 
 
-for _names, _count in (
-    (
-        (
-            "linalg_inv_ex",
-            "linalg_cholesky_ex",
-            "_linalg_det",
-            "_linalg_slogdet",
-            "linalg_qr",
-            "_linalg_svd",
-            "_linalg_eigh",
-        ),
-        2,
+for _count, _names in {
+    1: (
+        "avg_pool1d adaptive_avg_pool1d reflection_pad1d replication_pad1d upsample_nearest1d upsample_linear1d "
+        "_upsample_nearest_exact1d reflection_pad1d_backward replication_pad1d_backward"
     ),
-    (("linalg_matrix_exp", "linalg_lu_factor_ex", "matrix_exp"), 2),
-    (("avg_pool2d", "max_pool2d_with_indices", "_adaptive_avg_pool2d", "adaptive_max_pool2d"), 2),
-    (("avg_pool3d", "max_pool3d_with_indices", "_adaptive_avg_pool3d", "adaptive_max_pool3d"), 3),
-    (("avg_pool1d", "adaptive_avg_pool1d"), 1),
-    (("reflection_pad1d", "replication_pad1d"), 1),
-    (("reflection_pad2d", "replication_pad2d"), 2),
-    (("reflection_pad3d", "replication_pad3d"), 3),
-    (("upsample_nearest1d", "upsample_linear1d", "_upsample_nearest_exact1d"), 1),
-    (("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "_upsample_nearest_exact2d"), 2),
-    (("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "pixel_shuffle", "pixel_unshuffle"), 3),
-    (("upsample_nearest3d", "upsample_trilinear3d", "_upsample_nearest_exact3d"), 3),
-    (("grid_sampler_2d", "im2col", "channel_shuffle"), 3),
-    (("grid_sampler_3d",), 4),
-    (("col2im",), 2),
-    (("avg_pool2d_backward", "max_pool2d_with_indices_backward", "_adaptive_avg_pool2d_backward"), 2),
-    (("adaptive_max_pool2d_backward",), 2),
-    (("avg_pool3d_backward", "max_pool3d_with_indices_backward", "_adaptive_avg_pool3d_backward"), 3),
-    (("adaptive_max_pool3d_backward",), 3),
-    (("reflection_pad1d_backward", "replication_pad1d_backward"), 1),
-    (("reflection_pad2d_backward", "replication_pad2d_backward"), 2),
-    (("reflection_pad3d_backward", "replication_pad3d_backward"), 3),
-    (("grid_sampler_2d_backward",), 3),
-    (("_cdist_forward", "_cdist_backward"), 2),
-):
-    rule(*_names)(_last(_count))
+    2: (
+        "linalg_inv_ex linalg_cholesky_ex _linalg_det _linalg_slogdet linalg_qr _linalg_svd _linalg_eigh "
+        "linalg_matrix_exp linalg_lu_factor_ex matrix_exp avg_pool2d max_pool2d_with_indices _adaptive_avg_pool2d "
+        "adaptive_max_pool2d reflection_pad2d replication_pad2d upsample_nearest2d upsample_bilinear2d "
+        "upsample_bicubic2d _upsample_nearest_exact2d col2im avg_pool2d_backward max_pool2d_with_indices_backward "
+        "_adaptive_avg_pool2d_backward adaptive_max_pool2d_backward reflection_pad2d_backward "
+        "replication_pad2d_backward _cdist_forward _cdist_backward"
+    ),
+    3: (
+        "avg_pool3d max_pool3d_with_indices _adaptive_avg_pool3d adaptive_max_pool3d reflection_pad3d "
+        "replication_pad3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa pixel_shuffle pixel_unshuffle "
+        "upsample_nearest3d upsample_trilinear3d _upsample_nearest_exact3d grid_sampler_2d im2col channel_shuffle "
+        "avg_pool3d_backward max_pool3d_with_indices_backward _adaptive_avg_pool3d_backward "
+        "adaptive_max_pool3d_backward reflection_pad3d_backward replication_pad3d_backward "
+        "grid_sampler_2d_backward"
+    ),
+    4: ("grid_sampler_3d"),
+}.items():
+    rule(_names)(_last(_count))
 
 
-@rule("upsample_nearest1d_backward", "upsample_linear1d_backward", "_upsample_nearest_exact1d_backward")
-@rule("upsample_nearest2d_backward", "upsample_bilinear2d_backward", "upsample_bicubic2d_backward")
-@rule("_upsample_nearest_exact2d_backward", "upsample_nearest3d_backward", "upsample_trilinear3d_backward")
+@rule(
+    "upsample_nearest1d_backward upsample_linear1d_backward _upsample_nearest_exact1d_backward "
+    "upsample_nearest2d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward "
+    "_upsample_nearest_exact2d_backward upsample_nearest3d_backward upsample_trilinear3d_backward"
+)
 def _upsampled(given: Arguments, follower: Follower, name: str) -> Places:
     place = _place(given["grad_output"])
     if place is not None and place.dim > 1:
@@ -876,12 +793,12 @@ def _product(one: Any, other: Any, name: str) -> Place | None:
     return place
 
 
-@rule("mm", "bmm")
+@rule("mm bmm")
 def _mm(given: Arguments, follower: Follower, name: str) -> Places:
     return _product(given["self"], given["mat2"], name)
 
 
-@rule("addmm", "baddbmm", "_addmm_activation")
+@rule("addmm baddbmm _addmm_activation")
 def _addmm(given: Arguments, follower: Follower, name: str) -> Places:
     one, other = given.get("mat1", given.get("batch1")), given.get("mat2", given.get("batch2"))
     return _with_added(_product(one, other, name), given["self"], len(_shape(one)), name)  # type: ignore[arg-type]
@@ -903,7 +820,7 @@ def _with_added(place: Place | None, added: Any, dimensions: int, name: str) -> 
     return place
 
 
-@rule("mv", "addmv")
+@rule("mv addmv")
 def _mv(given: Arguments, follower: Follower, name: str) -> Places:
     matrix, vector = (given["self"], given["vec"]) if name == "mv" else (given["mat"], given["vec"])
     place = _place(matrix)
@@ -964,7 +881,7 @@ def _convolution_backward(given: Arguments, follower: Follower, name: str) -> Pl
 # --- normalisation ----------------------------------------------------------------------------------------------------------------------
 
 
-@rule("native_layer_norm", "_fused_rms_norm")
+@rule("native_layer_norm _fused_rms_norm")
 def _layer_norm(given: Arguments, follower: Follower, name: str) -> Places:
     value = given["input"]
     place = _place(value)
@@ -985,7 +902,7 @@ def _group_norm(given: Arguments, follower: Follower, name: str) -> Places:
     return [place] * 3
 
 
-@rule("native_layer_norm_backward", "native_group_norm_backward", "_fused_rms_norm_backward")
+@rule("native_layer_norm_backward native_group_norm_backward _fused_rms_norm_backward")
 def _norm_backward(given: Arguments, follower: Follower, name: str) -> Places:
     if any(given["output_mask"][1:]):
         raise _refuse(name, "the gradient of its weight adds up records")
@@ -999,7 +916,7 @@ def _norm_backward(given: Arguments, follower: Follower, name: str) -> Places:
     return [place] + [None] * (len(given["output_mask"]) - 1)
 
 
-@rule("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "_batch_norm_with_update")
+@rule("native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional _batch_norm_with_update")
 def _batch_norm(given: Arguments, follower: Follower, name: str) -> Places:
     """Instance norm calls it with records among the channels, (1, B·c, …); running statistics would outlive the records."""
     place = _place(given["input"])
@@ -1037,7 +954,7 @@ def _embedding(given: Arguments, follower: Follower, name: str) -> Places:
     return _place(given["indices"])
 
 
-@rule("gather", "scatter", "scatter_add", "scatter_reduce", "take_along_dim")
+@rule("gather scatter scatter_add scatter_reduce take_along_dim")
 def _gather(given: Arguments, follower: Follower, name: str) -> Places:
     tensors = [given["self"], given["index"], *([given["src"]] if isinstance(given.get("src"), Tensor) else [])]
     found = {place for tensor in tensors if (place := _place(tensor)) is not None and place.inner != ANY}
@@ -1055,7 +972,7 @@ def _gather(given: Arguments, follower: Follower, name: str) -> Places:
     return place
 
 
-@rule("index_select", "index_add", "index_copy", "index_fill")
+@rule("index_select index_add index_copy index_fill")
 def _index_select(given: Arguments, follower: Follower, name: str) -> Places:
     value, dim = given["self"], _from_front(given["dim"], len(_shape(given["self"])))
     place = _place(value)
@@ -1119,12 +1036,12 @@ def _indexed(given: Arguments, follower: Follower, name: str) -> tuple[Place | N
     return Place(at if at < before else at + spread, place.inner), start, None, spread
 
 
-@rule("index", "_unsafe_index")
+@rule("index _unsafe_index")
 def _index(given: Arguments, follower: Follower, name: str) -> Places:
     return _indexed(given, follower, name)[0]
 
 
-@rule("index_put", "_unsafe_index_put")
+@rule("index_put _unsafe_index_put")
 def _index_put(given: Arguments, follower: Follower, name: str) -> Places:
     value, indices, values = given["self"], given["indices"], given["values"]
     place = _place(value)
@@ -1162,7 +1079,7 @@ def _index_put(given: Arguments, follower: Follower, name: str) -> Places:
 # --- attention --------------------------------------------------------------------------------------------------------------------------
 
 
-@rule("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_attention_math")
+@rule("_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math")
 def _attention(given: Arguments, follower: Follower, name: str) -> Places:
     for key in ("query", "key", "value"):
         place = _place(given[key])
