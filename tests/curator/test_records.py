@@ -291,6 +291,7 @@ class Views(Dataset):
         return [(row, 0) for row in together]
 
 
+@pytest.mark.usual_pieces
 def test_rows_of_one_tensor_are_apart():
     records = as_records(Views())
     Views.asked = 0

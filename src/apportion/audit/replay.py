@@ -36,10 +36,11 @@ from apportion.audit.state import differences
 from apportion.audit.subject import Loop, Subject, without_dropout
 from apportion.budget import Budget, Record
 from apportion.curator.curator import Execution, LossFunction
+from apportion.curator.engine_choice import choose_engine
 from apportion.curator.gradients.engine import EngineChoice, Mode
 from apportion.curator.records import Batch, as_records
 from apportion.curator.tree import map_tensors
-from apportion.errors import InvalidArgument
+from apportion.errors import InvalidArgument, UnsupportedModel
 from apportion.strategies.clip import Clip
 from apportion.strategies.noise import NoiseSchedule
 from apportion.strategies.roles import resolve_roles
@@ -99,6 +100,8 @@ def replay(
     data = as_records(train_data)
     subject_model, silenced = without_dropout(model)
     choice = require_trainable(subject_model, None if loop else loss_fn, data)
+    if engine is not None:
+        choice = _pinned(engine, subject_model, None if loop else loss_fn, data.example)
     everyone = data.batch(np.arange(RECORDS + 1) % len(data))
     common, record = (
         map_tensors(lambda tensor, part=part: tensor[part], everyone) for part in (slice(RECORDS), slice(RECORDS, None))
@@ -119,7 +122,7 @@ def replay(
         or Budget(epsilon=8.0 if getattr(noise, "multiplier", None) is None else 1e3, delta=1e-5, unit=Record()),
         sampling=Sampling(population=POPULATION, sample_rate=SAMPLE_RATE, steps=steps),
         execution=execution or Execution(),
-        engine=choice if engine is None else EngineChoice(engine),
+        engine=choice,
     )
     with torch.random.fork_rng(devices=[]):
         outlier = outlier_of(subject.model, None if loop else loss_fn, subject.engine, common, record)
@@ -136,6 +139,15 @@ def replay(
             "loose would not have been seen. Audit with a smaller threshold as well"
         )
     return replace(report, notes=tuple(notes))
+
+
+def _pinned(engine: Mode, model: nn.Module, loss_fn: LossFunction | None, example: Any) -> EngineChoice:
+    """This engine, with a proof that all runs share; without one, each run looks for it, and runs records alone where it finds none."""
+    inputs, target = example
+    try:
+        return choose_engine(model, loss_fn, inputs, target, engine)
+    except UnsupportedModel:
+        return EngineChoice(engine)
 
 
 class _Audit:
