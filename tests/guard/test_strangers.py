@@ -282,7 +282,7 @@ def test_a_stranger_is_exact_or_refused(name):
     stranger = STRANGERS[name]
     installed(stranger)
     turn = list(STRANGERS).index(name) % (len(CHANGES) - 2)
-    outcome = examine(stranger, (*CHANGES[:2], CHANGES[2 + turn]), (3, "auto"))
+    outcome = examine(stranger, (*CHANGES[:2], CHANGES[2 + turn]), (3, 7))
     judge(stranger, outcome, TOLERANCE[torch.float64])
 
 

@@ -36,9 +36,8 @@ from apportion.audit.state import differences
 from apportion.audit.subject import Loop, Subject, without_dropout
 from apportion.budget import Budget, Record
 from apportion.curator.curator import Execution, LossFunction
-from apportion.curator.engine_choice import choose_engine
 from apportion.curator.gradients.engine import EngineChoice, Mode
-from apportion.curator.records import Batch, as_records
+from apportion.curator.records import Batch, Records, as_records
 from apportion.curator.tree import map_tensors
 from apportion.errors import InvalidArgument, UnsupportedModel
 from apportion.strategies.clip import Clip
@@ -99,9 +98,7 @@ def replay(
         )
     data = as_records(train_data)
     subject_model, silenced = without_dropout(model)
-    choice = require_trainable(subject_model, None if loop else loss_fn, data)
-    if engine is not None:
-        choice = _pinned(engine, subject_model, None if loop else loss_fn, data.example)
+    choice = _engine(engine, subject_model, None if loop else loss_fn, data)
     everyone = data.batch(np.arange(RECORDS + 1) % len(data))
     common, record = (
         map_tensors(lambda tensor, part=part: tensor[part], everyone) for part in (slice(RECORDS), slice(RECORDS, None))
@@ -141,13 +138,16 @@ def replay(
     return replace(report, notes=tuple(notes))
 
 
-def _pinned(engine: Mode, model: nn.Module, loss_fn: LossFunction | None, example: Any) -> EngineChoice:
-    """This engine, with a proof that all runs share; without one, each run looks for it, and runs records alone where it finds none."""
-    inputs, target = example
+def _engine(wanted: Mode | None, model: nn.Module, loss_fn: LossFunction | None, data: Records) -> EngineChoice:
+    """The engine that `train` would take, or the one that is wanted, with a proof that all runs share. Where there is no proof for that
+    one, each run looks for it, and runs records alone."""
+    if wanted is None:
+        return require_trainable(model, loss_fn, data)
     try:
-        return choose_engine(model, loss_fn, inputs, target, engine)
+        return require_trainable(model, loss_fn, data, Execution(engine=wanted))
     except UnsupportedModel:
-        return EngineChoice(engine)
+        require_trainable(model, loss_fn, data)
+        return EngineChoice(wanted)
 
 
 class _Audit:
