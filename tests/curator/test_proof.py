@@ -340,6 +340,23 @@ def test_what_the_owner_of_a_model_changes_between_steps_takes_effect():
         assert torch.allclose(found(engine, batch, targets), 3 * before, atol=1e-5)
 
 
+def test_a_loss_is_followed_again_for_targets_of_another_shape():
+    """For targets of two numbers it looks at a value, which vmap would refuse; for those of three it does not."""
+
+    def loss(outputs, targets):
+        if targets.shape[1] == 2:
+            return outputs.sum() * targets.sum() * float(targets.abs().max() >= 0)
+        return (outputs * targets).sum()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), linear())
+    choice = together(model, NUMBERS, loss)
+    engine = vetted_engine(model, choice, NUMBERS, torch.zeros(3))
+    for width in (3, 2, 3):
+        batch, targets = torch.randn(5, 4), torch.randn(5, width)
+        assert torch.allclose(found(engine, batch, targets, loss), alone(model, batch, targets, loss), atol=1e-5)
+
+
 # -- the second line --
 
 

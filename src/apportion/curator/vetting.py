@@ -10,6 +10,7 @@ them alone. The decision rests on public facts: shapes and synthetic values.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,16 +22,17 @@ from apportion.curator.compatibility import copy_of
 from apportion.curator.engine_choice import choose_engine, proved_path
 from apportion.curator.gradients.engine import Engine, EngineChoice, Mode, build_engine
 from apportion.curator.gradients.forgetting import ModuleState
+from apportion.curator.gradients.losses import record_losses
 from apportion.curator.probe import probe_model
 from apportion.curator.proof import CannotFollow, require_same_path
-from apportion.curator.synthetic import runnable_batch
+from apportion.curator.synthetic import device_of, runnable_batch, seeded
 from apportion.curator.tree import batch_size, map_tensors, tensors_of
 from apportion.models.following import Path
 
 
-def vetted_engine(model: nn.Module, choice: EngineChoice, example: Any) -> Engine:
-    """The engine that was chosen for records with inputs like `example`, which looks at every micro-batch before it runs it together."""
-    return VettedShapes(model, choice, example)
+def vetted_engine(model: nn.Module, choice: EngineChoice, example: Any, target: Any = None) -> Engine:
+    """The engine that was chosen for records like (example, target), which looks at every micro-batch before it runs it together."""
+    return VettedShapes(model, choice, example, target)
 
 
 class VettedShapes:
@@ -39,14 +41,16 @@ class VettedShapes:
     Args:
         model: the model that is trained.
         choice: the engine that was chosen for it.
-        example: the inputs of one record, for whose shape it was chosen, in training.
+        example, target: inputs and target of one record, for whose shapes it was chosen, in training, with the loss of the run.
     """
 
-    def __init__(self, model: nn.Module, choice: EngineChoice, example: Any):
+    def __init__(self, model: nn.Module, choice: EngineChoice, example: Any, target: Any = None):
         self.model, self._choice = model, choice
         self._build()
         if choice.path is not None:
-            self._verdicts[_kind(example, tuple(True for _ in model.modules()), first=0)] = choice.path
+            kind = _kind(example, tuple(True for _ in model.modules()), first=0)
+            self._verdicts[kind] = choice.path
+            self._losses[kind, _shapes(target, first=0)] = choice.losses_together
 
     def _build(self) -> None:
         self._together: Engine = build_engine(self.model, self._choice)
@@ -54,6 +58,8 @@ class VettedShapes:
         self._alone: Engine | None = self._together if self._choice.mode == "loop" else None
         self._verdicts: dict[tuple[Any, ...], Path | None] = {}
         self._counts: dict[tuple[Any, ...], bool] = {}
+        self._losses: dict[tuple[Any, ...], bool] = {}
+        self._record: Any = None
         self._seen = ModuleState(self.model), _writes(self.model)
 
     @property
@@ -71,10 +77,29 @@ class VettedShapes:
 
     def forward(self, inputs: Any) -> Any:
         self._current = self._together if self._stay_apart(inputs) else self._one_by_one()
+        self._record = map_tensors(_without_values, inputs)
         return self._current.forward(inputs)
 
     def record_losses(self, loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
-        return self._current.record_losses(loss_fn, outputs, targets)
+        """As the engine; one after the other where the loss was not followed for targets of this kind."""
+        if self._current is self._alone or not batch_size(targets) or self._losses_stay_apart(loss_fn, targets):
+            return self._current.record_losses(loss_fn, outputs, targets)
+        return record_losses(loss_fn, outputs, targets, together=False)
+
+    def _losses_stay_apart(self, loss_fn: Callable[[Any, Any], Tensor], targets: Any) -> bool:
+        kind = _kind(self._record, self._training(), first=0), _shapes(targets, first=1)
+        if kind not in self._losses:
+            record, target = self._record, map_tensors(_without_values, targets)
+            try:
+                choice = replace(self._choice, losses_together=True)
+                proved_path(self.model, choice, loss_fn, record, target, self._synthetic(record))
+                self._losses[kind] = self._choice.losses_together
+            except Exception:
+                self._losses[kind] = False
+        return self._losses[kind]
+
+    def _training(self) -> tuple[bool, ...]:
+        return tuple(module.training for module in self.model.modules())
 
     def require_own_parameters(self, loss: Tensor) -> None:
         self._current.require_own_parameters(loss)
@@ -89,7 +114,7 @@ class VettedShapes:
             return True  # nobody is in it
         if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in tree_leaves(inputs)):
             return False
-        kind = _kind(inputs, tuple(module.training for module in self.model.modules()), first=1)
+        kind = _kind(inputs, self._training(), first=1)
         if kind not in self._verdicts:
             self._verdicts[kind] = self._prove(map_tensors(lambda tensor: tensor[0], inputs))
         path = self._verdicts[kind]
@@ -113,13 +138,18 @@ class VettedShapes:
 
     def _same_path(self, record: Any, count: int, path: Path) -> bool:
         records = self._synthetic(record)
+
+        def trial(engine: Engine) -> None:
+            with seeded(0, device_of(self.model)):
+                engine.forward(records)
+
         try:
             require_same_path(
                 lambda: build_engine(copy_of(self.model), self._choice),
                 record,
                 count,
                 path,
-                lambda engine: engine.forward(records),
+                trial,
             )
         except CannotFollow:
             return False
@@ -136,9 +166,19 @@ class VettedShapes:
         return self._alone
 
 
+def _without_values(leaf: Any) -> Any:
+    """Zeros in the shape of a record, which take no room."""
+    return leaf.new_zeros(()).expand(leaf.shape[1:]) if isinstance(leaf, Tensor) and leaf.dim() else leaf
+
+
 def _writes(model: nn.Module) -> list[tuple[int, int]]:
     """Which buffers there are, and how often each was written to."""
     return [(id(buffer), buffer._version) for buffer in model.buffers()]
+
+
+def _shapes(tree: Any, first: int) -> tuple[Any, ...]:
+    """Of a single record, whose dimensions begin with the one called `first`."""
+    return tuple((tensor.shape[first:], tensor.dtype, tensor.layout) for tensor in tensors_of(tree))
 
 
 def _kind(inputs: Any, training: tuple[bool, ...], first: int) -> tuple[Any, ...]:
@@ -149,7 +189,7 @@ def _kind(inputs: Any, training: tuple[bool, ...], first: int) -> tuple[Any, ...
         first: the first dimension that belongs to a single record.
     """
     return (
-        *((tensor.shape[first:], tensor.dtype, tensor.layout) for tensor in tensors_of(inputs)),
+        *_shapes(inputs, first),
         training,
         torch.is_autocast_enabled("cpu"),
         torch.is_autocast_enabled("cuda"),

@@ -253,7 +253,7 @@ def open_session(
     spare = 0 if out is None else recovery.spare_tokens(sampling.steps)
     plan = make_plan(budget, sampling, clip, noise, accountant, spare)
     execution = with_known_batch(execution, model, choice, records.example[0], sampling.expected_batch_size)
-    engine = vetted_engine(model, choice, records.example[0])
+    engine = vetted_engine(model, choice, *records.example)
     checkpoints: Checkpoints | None = None
     earlier: dict[str, Any] | None = None
     if out is not None:
