@@ -66,7 +66,7 @@ def check(
             if engine is not None:
                 console.print(f"Engine: {engine.mode}.")
                 for reason in engine.reasons:
-                    console.print(f"Not faster because of {reason}.", markup=False)
+                    console.print(f"Slower than it could be: {reason}.", markup=False)
                 for path in engine.fallbacks:
                     console.print(f"{path} has no rule of its own and runs record by record.", markup=False)
                 console.print(

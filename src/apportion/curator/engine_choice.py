@@ -92,14 +92,13 @@ def choose_engine(
             try:
                 choice = prove(training, mode, loss, inputs, target, probe.pair[0], in_part=in_part)
             except CannotFollow as error:
-                why = f"{mode}: {error.reason}"
+                why = f"{mode} cannot be used: {error.reason}"
             else:
-                why = f"{mode}: its gradients are not those of single records"
+                why = f"{mode} cannot be used: its gradients are not those of single records"
                 with suppress(RuntimeError, UnsupportedModel):
                     if probe.agrees(choice):
                         require_live_gradients(subject, choice, loss, *probe.pair)
-                        slower = in_part or choice.mode == "vmap"
-                        return replace(choice, reasons=(*(reasons if slower else ()), *choice.reasons))
+                        return replace(choice, reasons=tuple(reasons)) if mode == "vmap" else choice
             if why not in reasons:
                 reasons.append(why)
     if wanted not in ("auto", "loop"):

@@ -66,7 +66,9 @@ def inspect(model: nn.Module, inputs: Any, target: Any, memory_limit: int | str 
         mode=choice.mode,
         reasons=choice.reasons,
         kernels=gradients.kernels() if isinstance(gradients, RecordGradients) else {},
-        fallbacks=engine.fallbacks if isinstance(engine, OnePass) else (),
+        fallbacks=tuple(path for path in engine.fallbacks if path not in choice.alone)
+        if isinstance(engine, OnePass)
+        else (),
         physical_batch=physical,
         memory=memory.bytes_at(physical),
         memory_per_record=round(memory.bytes_per_record),
