@@ -66,14 +66,16 @@ class _Kernel(torch.autograd.Function):
     def forward(context: Any, witness: _Witness, outputs: Callable[[], tuple[Tensor, ...]], *inputs: Tensor) -> Any:
         context.witness, context.inputs = witness, [(tuple(value.shape), value) for value in inputs]
         made = outputs()
+        context.places = [value.place for value in made if isinstance(value, Followed)]
         context.mark_non_differentiable(*(value for value in made if not value.is_floating_point()))
         return made
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> Any:
-        for gradient in gradients:
-            if isinstance(gradient, Followed) and gradient.place is None:
-                raise context.witness.follower.refused(RecordsMeet("backward", "a gradient belongs to no record"))
+        follower: Follower = context.witness.follower
+        for gradient, place in zip(gradients, context.places, strict=True):
+            if gradient is not None and (not isinstance(gradient, Followed) or gradient.place != place):
+                raise follower.refused(RecordsMeet("backward", "a gradient is not that of each record"))
         return (
             None,
             None,

@@ -137,11 +137,9 @@ class VettedShapes:
             return None
 
     def _same_path(self, record: Any, count: int, path: Path) -> bool:
-        records = self._synthetic(record)
-
         def trial(engine: Engine) -> None:
             with seeded(0, device_of(self.model)):
-                engine.forward(records)
+                engine.forward(self._synthetic(record))
 
         try:
             require_same_path(

@@ -173,7 +173,7 @@ class RecordCount(int):
         product = int.__mul__(self, other)
         if type(other) is int and other > 0:
             return RecordCount.of(product, self._follower)
-        if other != 0 if type(other) is int else True:
+        if type(other) is not int or other != 0:
             self._seen()
         return product
 

@@ -216,7 +216,7 @@ _FACTORIES = frozenset(
     f"{prefix}{name}{suffix}"
     for name in ("zeros", "ones", "full", "empty")
     for prefix, suffix in (("", ""), ("new_", ""), ("", "_like"))
-) | {"empty_strided", "new_empty_strided", "scalar_tensor", "zeros.names"}
+) | {"empty_strided", "new_empty_strided", "scalar_tensor"}
 _RANDOM = frozenset(
     {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "normal", "bernoulli", "poisson"}
 )
