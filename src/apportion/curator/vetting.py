@@ -10,7 +10,6 @@ them alone. The decision rests on public facts: shapes and synthetic values.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,7 +49,7 @@ class VettedShapes:
         if choice.path is not None:
             kind = _kind(example, tuple(True for _ in model.modules()), first=0)
             self._verdicts[kind] = choice.path
-            self._losses[kind, _shapes(target, first=0)] = choice.losses_together
+            self._losses[kind, _shapes(target, first=0)] = True
 
     def _build(self) -> None:
         self._together: Engine = build_engine(self.model, self._choice)
@@ -82,7 +81,8 @@ class VettedShapes:
 
     def record_losses(self, loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
         """As the engine; one after the other where the loss was not followed for targets of this kind."""
-        if self._current is self._alone or not batch_size(targets) or self._losses_stay_apart(loss_fn, targets):
+        as_chosen = self._current is self._alone or not self._choice.losses_together or not batch_size(targets)
+        if as_chosen or self._losses_stay_apart(loss_fn, targets):
             return self._current.record_losses(loss_fn, outputs, targets)
         return record_losses(loss_fn, outputs, targets, together=False)
 
@@ -91,9 +91,8 @@ class VettedShapes:
         if kind not in self._losses:
             record, target = self._record, map_tensors(_without_values, targets)
             try:
-                choice = replace(self._choice, losses_together=True)
-                proved_path(self.model, choice, loss_fn, record, target, self._synthetic(record))
-                self._losses[kind] = self._choice.losses_together
+                proved_path(self.model, self._choice, loss_fn, record, target, self._synthetic(record))
+                self._losses[kind] = True
             except Exception:
                 self._losses[kind] = False
         return self._losses[kind]

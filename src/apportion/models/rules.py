@@ -206,10 +206,6 @@ def _from_front(dim: int, dimensions: int) -> int:
     return dim % dimensions if dimensions else 0
 
 
-def _refuse(name: str, what: str) -> RecordsMeet:
-    return RecordsMeet(name, what)
-
-
 # --- what is made without arguments of records ------------------------------------------------------------------------------------------
 
 _FACTORIES = frozenset(
@@ -309,14 +305,16 @@ def _aligned(tensors: Sequence[Any], follower: Follower, name: str) -> Place | N
         if found is None or (found.dim == here.dim and found.inner == ANY):
             found = here
         elif found != here and not (found.dim == here.dim and here.inner == ANY):
-            raise _refuse(name, "records of one tensor meet other records of another")
+            raise RecordsMeet(name, "records of one tensor meet other records of another")
     if found is None:
         return None
     for tensor in tensors:
         shape = _shape(tensor)
         dim = found.dim - (dimensions - len(shape))
         if _place(tensor) is None and dim >= 0 and shape[dim] != 1:
-            raise _refuse(name, "a constant has a row for each record, so that a record's place in the batch counts")
+            raise RecordsMeet(
+                name, "a constant has a row for each record, so that a record's place in the batch counts"
+            )
     return found
 
 
@@ -347,7 +345,7 @@ def _log_sigmoid(given: Arguments, follower: Follower, name: str) -> Places:
 )
 def _loss(given: Arguments, follower: Follower, name: str) -> Places:
     if given["reduction"] != 0:
-        raise _refuse(name, "it takes a mean or a sum over the records")
+        raise RecordsMeet(name, "it takes a mean or a sum over the records")
     return _aligned(_tensors(given), follower, name)
 
 
@@ -364,7 +362,7 @@ def _same(given: Arguments, follower: Follower, name: str) -> Places:
 def _triangle(given: Arguments, follower: Follower, name: str) -> Places:
     place = _place(given["self"])
     if place is not None and place.dim >= len(_shape(given["self"])) - 2:
-        raise _refuse(name, "it treats records differently by their place")
+        raise RecordsMeet(name, "it treats records differently by their place")
     return place
 
 
@@ -372,7 +370,7 @@ def _triangle(given: Arguments, follower: Follower, name: str) -> Places:
 def _complex_view(given: Arguments, follower: Follower, name: str) -> Places:
     place = _place(given["self"])
     if name == "view_as_complex" and place is not None and place.dim == len(_shape(given["self"])) - 1:
-        raise _refuse(name, "records are taken for real and imaginary parts")
+        raise RecordsMeet(name, "records are taken for real and imaginary parts")
     return place
 
 
@@ -385,7 +383,7 @@ def _view(given: Arguments, follower: Follower, name: str) -> Places:
     place = _place(value)
     if "size" not in given and "shape" not in given:  # view(dtype)
         if given["dtype"].itemsize != value.dtype.itemsize:
-            raise _refuse(name, "numbers are cut into pieces")
+            raise RecordsMeet(name, "numbers are cut into pieces")
         return place
     if place is None:
         return None
@@ -403,7 +401,7 @@ def _view(given: Arguments, follower: Follower, name: str) -> Places:
         behind *= size
     dims = _multiples(new, follower)
     if len(dims) != 1:
-        raise _refuse(name, "its new shape has no dimension for the records")
+        raise RecordsMeet(name, "its new shape has no dimension for the records")
     after = 1
     for size in new[dims[0] + 1 :]:
         after *= size
@@ -411,7 +409,7 @@ def _view(given: Arguments, follower: Follower, name: str) -> Places:
         return Place(dims[0], 1 if new[dims[0]] == follower.records else ANY)
     inner, rest = divmod(behind * place.inner, after)
     if rest or inner == 0 or new[dims[0]] % (follower.records * inner):
-        raise _refuse(name, "it reshapes across records")
+        raise RecordsMeet(name, "it reshapes across records")
     return Place(dims[0], inner)
 
 
@@ -439,10 +437,12 @@ def _expand(given: Arguments, follower: Follower, name: str) -> Places:
     if place is None:
         dims = _multiples(given["size"], follower)
         if dims and dims[0] >= ahead and _shape(given["self"])[dims[0] - ahead] != 1:
-            raise _refuse(name, "a constant has a row for each record, so that a record's place in the batch counts")
+            raise RecordsMeet(
+                name, "a constant has a row for each record, so that a record's place in the batch counts"
+            )
         return Place(dims[0], 1) if dims else None
     if len([dim for dim in _multiples(given["size"], follower) if dim != place.dim + ahead]):
-        raise _refuse(name, "there are as many copies of every record as there are records")
+        raise RecordsMeet(name, "there are as many copies of every record as there are records")
     return Place(place.dim + ahead, place.inner)
 
 
@@ -454,10 +454,12 @@ def _repeat(given: Arguments, follower: Follower, name: str) -> Places:
     if place is None:
         own = [1] * ahead + list(_shape(value))
         if _multiples(own, follower):
-            raise _refuse(name, "a constant has a row for each record, so that a record's place in the batch counts")
+            raise RecordsMeet(
+                name, "a constant has a row for each record, so that a record's place in the batch counts"
+            )
         return Place(dims[0], own[dims[0]])
     if dims:
-        raise _refuse(name, "there are as many copies of every record as there are records")
+        raise RecordsMeet(name, "there are as many copies of every record as there are records")
     return Place(place.dim + ahead, place.inner)
 
 
@@ -475,7 +477,7 @@ def _squeeze(given: Arguments, follower: Follower, name: str) -> Places:
     value = given["self"]
     place, shape = _place(value), _shape(value)
     if "dim" not in given:
-        raise _refuse(
+        raise RecordsMeet(
             name, "without a dimension it would remove that of the records from a batch of one. Name it: squeeze(dim)"
         )
     wanted = given["dim"] if isinstance(given["dim"], (list, tuple)) else [given["dim"]]
@@ -483,7 +485,7 @@ def _squeeze(given: Arguments, follower: Follower, name: str) -> Places:
     if place is None:
         return None
     if place.dim in dims:
-        raise _refuse(name, "it would remove the dimension of the records from a batch of one")
+        raise RecordsMeet(name, "it would remove the dimension of the records from a batch of one")
     gone = sum(1 for dim in dims if dim < place.dim and shape[dim] == 1)
     return Place(place.dim - gone, place.inner)
 
@@ -507,13 +509,13 @@ def _slice(given: Arguments, follower: Follower, name: str) -> Places:
     dim = _from_front(given["dim"], len(shape))
     if dim != place.dim:
         if any(follower.counts(given[key]) for key in ("start", "end")):
-            raise _refuse(name, "what is cut out depends on the number of records in the batch")
+            raise RecordsMeet(name, "what is cut out depends on the number of records in the batch")
         return place
     start, end, step = given["start"] or 0, given["end"], given["step"] or 1
     size, block = shape[dim], follower.records * place.inner
     end = size if end is None or end > size else end
     if start < 0 or end < 0 or step != 1 or place.inner == ANY or start % block or end % block:
-        raise _refuse(name, "a part of the batch is cut out by its place")
+        raise RecordsMeet(name, "a part of the batch is cut out by its place")
     return place
 
 
@@ -529,7 +531,7 @@ def _split(given: Arguments, follower: Follower, name: str) -> Places:
     if dim == place.dim and (
         place.inner == ANY or sizes is None or any(size % (follower.records * place.inner) for size in sizes)
     ):
-        raise _refuse(name, "the batch is cut into parts by place")
+        raise RecordsMeet(name, "the batch is cut into parts by place")
     return place
 
 
@@ -537,7 +539,7 @@ def _split(given: Arguments, follower: Follower, name: str) -> Places:
 def _unbind(given: Arguments, follower: Follower, name: str) -> Places:
     place = _select(given, follower, name)
     if place == PICKED:
-        raise _refuse(name, "the batch is taken apart, record by record")
+        raise RecordsMeet(name, "the batch is taken apart, record by record")
     return place
 
 
@@ -548,7 +550,7 @@ def _diagonal(given: Arguments, follower: Follower, name: str) -> Places:
     if place is None:
         return None
     if place.dim in dims:
-        raise _refuse(name, "it pairs records with places")
+        raise RecordsMeet(name, "it pairs records with places")
     return Place(place.dim - sum(dim < place.dim for dim in dims), place.inner)
 
 
@@ -556,7 +558,7 @@ def _diagonal(given: Arguments, follower: Follower, name: str) -> Places:
 def _unfold(given: Arguments, follower: Follower, name: str) -> Places:
     place = _place(given["self"])
     if place is not None and _from_front(given["dimension"], len(_shape(given["self"]))) == place.dim:
-        raise _refuse(name, "its windows hold several records")
+        raise RecordsMeet(name, "its windows hold several records")
     return place
 
 
@@ -564,7 +566,7 @@ def _unfold(given: Arguments, follower: Follower, name: str) -> Places:
 def _unfold_backward(given: Arguments, follower: Follower, name: str) -> Places:
     place = _place(given["grad_in"])
     if place is not None and _from_front(given["dim"], len(given["input_sizes"])) == place.dim:
-        raise _refuse(name, "its windows hold several records")
+        raise RecordsMeet(name, "its windows hold several records")
     return place
 
 
@@ -572,7 +574,7 @@ def _unfold_backward(given: Arguments, follower: Follower, name: str) -> Places:
 def _moved(given: Arguments, follower: Follower, name: str) -> Places:
     place, count = _place(given["self"]), len(_shape(given["self"]))
     if place is not None and (not given["dims"] or place.dim in {_from_front(dim, count) for dim in given["dims"]}):
-        raise _refuse(name, "it moves records to places of others")
+        raise RecordsMeet(name, "it moves records to places of others")
     return place
 
 
@@ -585,7 +587,7 @@ def _put_back(given: Arguments, follower: Follower, name: str) -> Places:
         place = Place(place.dim + (dim <= place.dim), place.inner)
     if name == "slice_backward" and dim != place.dim:
         if any(follower.counts(given[key]) for key in ("start", "end")):
-            raise _refuse(name, "what is put back depends on the number of records in the batch")
+            raise RecordsMeet(name, "what is put back depends on the number of records in the batch")
         return place
     if dim == place.dim and (
         place.inner == ANY
@@ -593,7 +595,7 @@ def _put_back(given: Arguments, follower: Follower, name: str) -> Places:
         or given["start"] < 0
         or given["step"] != 1
     ):
-        raise _refuse(name, "a part of the batch is put back by its place")
+        raise RecordsMeet(name, "a part of the batch is put back by its place")
     return place
 
 
@@ -605,7 +607,7 @@ def _diagonal_back(given: Arguments, follower: Follower, name: str) -> Places:
     dims = sorted(_from_front(given[key], count) for key in ("dim1", "dim2"))
     left = [dim for dim in range(count) if dim not in dims]
     if place.dim >= len(left):
-        raise _refuse(name, "it pairs records with places")
+        raise RecordsMeet(name, "it pairs records with places")
     return Place(left[place.dim], place.inner)
 
 
@@ -615,9 +617,9 @@ def _as_strided(given: Arguments, follower: Follower, name: str) -> Places:
     value = given["self"].meta if isinstance(given["self"], Followed) else given["self"]
     same = tuple(given["size"]) == tuple(value.shape) and tuple(given["stride"]) == tuple(value.stride())
     if not same or given["storage_offset"] not in (None, value.storage_offset()):
-        raise _refuse(name, "it reads memory past the shapes of tensors")
+        raise RecordsMeet(name, "it reads memory past the shapes of tensors")
     if name == "as_strided_scatter" and _place(given["src"]) != _place(given["self"]):
-        raise _refuse(name, "records are written to places of other records")
+        raise RecordsMeet(name, "records are written to places of other records")
     return _place(given["self"])
 
 
@@ -632,14 +634,14 @@ def _cat(given: Arguments, follower: Follower, name: str) -> Places:
         return None
     place = next(iter(found))
     if len(found) > 1 or any(one.dim != place.dim for one in loose):
-        raise _refuse(name, "records of one tensor are put beside other records of another")
+        raise RecordsMeet(name, "records of one tensor are put beside other records of another")
     dim = _from_front(given["dim"], len(_shape(tensors[0])))
     if any(_place(tensor) is None for tensor in tensors):
-        raise _refuse(
+        raise RecordsMeet(
             name, "a constant with a row for each record, or rows that belong to none, are put beside records"
         )
     if dim == place.dim and place.inner == ANY:
-        raise _refuse(name, "records are put behind each other in an unknown order")
+        raise RecordsMeet(name, "records are put behind each other in an unknown order")
     return place
 
 
@@ -659,7 +661,7 @@ def _constant_pad(given: Arguments, follower: Follower, name: str) -> Places:
     place, count = _place(given["self"]), len(_shape(given["self"]))
     padding = given["pad"]
     if place is not None and any(padding[2 * (count - 1 - place.dim) : 2 * (count - place.dim)]):
-        raise _refuse(name, "rows that belong to no record are put beside records")
+        raise RecordsMeet(name, "rows that belong to no record are put beside records")
     return place
 
 
@@ -681,7 +683,7 @@ def _reduction(given: Arguments, follower: Follower, name: str) -> Places:
     wanted = [wanted] if isinstance(wanted, int) else wanted
     dims = {_from_front(dim, count) for dim in wanted} if wanted else set(range(count))
     if place.dim in dims:
-        raise _refuse(name, "it is taken over the records")
+        raise RecordsMeet(name, "it is taken over the records")
     return place if given.get("keepdim") else Place(place.dim - sum(dim < place.dim for dim in dims), place.inner)
 
 
@@ -695,7 +697,7 @@ def _along(given: Arguments, follower: Follower, name: str) -> Places:
     place = _aligned(_tensors(given), follower, name)
     dim = given.get("dim")
     if place is not None and _from_front(-1 if dim is None else dim, len(_shape(value))) == place.dim:
-        raise _refuse(name, "it is taken along the records")
+        raise RecordsMeet(name, "it is taken along the records")
     return place
 
 
@@ -703,7 +705,7 @@ def _along(given: Arguments, follower: Follower, name: str) -> Places:
 def _fourier(given: Arguments, follower: Follower, name: str) -> Places:
     place, count = _place(given["self"]), len(_shape(given["self"]))
     if place is not None and place.dim in {_from_front(dim, count) for dim in given["dim"]}:
-        raise _refuse(name, "it is taken along the records")
+        raise RecordsMeet(name, "it is taken along the records")
     return place
 
 
@@ -718,13 +720,13 @@ def _last(count: int) -> Callable[..., Places]:
         for tensor in tensors:
             own = _place(tensor)
             if own is not None and own.dim >= len(_shape(tensor)) - count:
-                raise _refuse(name, "it works across the records")
+                raise RecordsMeet(name, "it works across the records")
             if own is None and len(_shape(tensor)) > count:
-                raise _refuse(
+                raise RecordsMeet(
                     name, "a constant has a row for each record, so that a record's place in the batch counts"
                 )
         if len({len(_shape(tensor)) for tensor in tensors if _place(tensor) is not None}) > 1:
-            raise _refuse(name, "records of one tensor meet other records of another")
+            raise RecordsMeet(name, "records of one tensor meet other records of another")
         return place
 
     return found
@@ -764,7 +766,7 @@ for _count, _names in {
 def _upsampled(given: Arguments, follower: Follower, name: str) -> Places:
     place = _place(given["grad_output"])
     if place is not None and place.dim > 1:
-        raise _refuse(name, "it works across the records")
+        raise RecordsMeet(name, "it works across the records")
     return place
 
 
@@ -782,14 +784,14 @@ def _product(one: Any, other: Any, name: str) -> Place | None:
             and (left.inner == right.inner or ANY in (left.inner, right.inner))
         ):
             return left if left.inner != ANY else right
-        raise _refuse(name, "records of one factor are multiplied with other records of the other")
+        raise RecordsMeet(name, "records of one factor are multiplied with other records of the other")
     place, summed = (left, columns) if left is not None else (right, rows)
     if place is None:
         return None
     if place.dim == summed:
-        raise _refuse(name, "it adds up records")
+        raise RecordsMeet(name, "it adds up records")
     if columns == 2 and place.dim == 0:
-        raise _refuse(name, "a constant has a row for each record, so that a record's place in the batch counts")
+        raise RecordsMeet(name, "a constant has a row for each record, so that a record's place in the batch counts")
     return place
 
 
@@ -809,14 +811,16 @@ def _with_added(place: Place | None, added: Any, dimensions: int, name: str) -> 
     shape, own = _shape(added), _place(added)
     if place is None:
         if own is not None:
-            raise _refuse(name, "records are added to a product that belongs to none")
+            raise RecordsMeet(name, "records are added to a product that belongs to none")
         return None
     dim = place.dim - (dimensions - len(shape))
     if own is None:
         if dim >= 0 and shape[dim] != 1:
-            raise _refuse(name, "a constant has a row for each record, so that a record's place in the batch counts")
+            raise RecordsMeet(
+                name, "a constant has a row for each record, so that a record's place in the batch counts"
+            )
     elif own.dim != dim or own.inner not in (place.inner, ANY):
-        raise _refuse(name, "records of one tensor meet other records of another")
+        raise RecordsMeet(name, "records of one tensor meet other records of another")
     return place
 
 
@@ -825,9 +829,9 @@ def _mv(given: Arguments, follower: Follower, name: str) -> Places:
     matrix, vector = (given["self"], given["vec"]) if name == "mv" else (given["mat"], given["vec"])
     place = _place(matrix)
     if _place(vector) is not None:
-        raise _refuse(name, "it adds up records")
+        raise RecordsMeet(name, "it adds up records")
     if place is not None and place.dim == 1:
-        raise _refuse(name, "it adds up records")
+        raise RecordsMeet(name, "it adds up records")
     return place if name == "mv" else _with_added(place, given["self"], 1, name)
 
 
@@ -837,20 +841,20 @@ def _convolution(given: Arguments, follower: Follower, name: str) -> Places:
     place, kernel = _place(image), _place(weight)
     if kernel is None:
         if isinstance(bias, Followed) and bias.place is not None:
-            raise _refuse(name, "a bias for each record is added to channels")
+            raise RecordsMeet(name, "a bias for each record is added to channels")
         if place is not None and place.dim != 0:
-            raise _refuse(name, "records are taken for channels or pixels")
+            raise RecordsMeet(name, "records are taken for channels or pixels")
         return place
     # A kernel for each record, as one convolution with B times the channels, in groups: (1, B·c, …) with (B·o, c/g, …).
     records = follower.records
     blocks = not given["transposed"] and given["groups"] % records == 0 and kernel.dim == 0 and place is not None
     if not blocks or place is None or place.dim != 1:
-        raise _refuse(name, "kernels of records meet images of others")
+        raise RecordsMeet(name, "kernels of records meet images of others")
     channels, filters = _shape(image)[1], _shape(weight)[0]
     if kernel.inner * records != filters or place.inner * records != channels:
-        raise _refuse(name, "kernels of records meet images of others")
+        raise RecordsMeet(name, "kernels of records meet images of others")
     if bias is not None and (_place(bias) is None or _place(bias) != Place(0, kernel.inner)):
-        raise _refuse(name, "biases of records meet images of others")
+        raise RecordsMeet(name, "biases of records meet images of others")
     return Place(1, kernel.inner)
 
 
@@ -860,21 +864,21 @@ def _convolution_backward(given: Arguments, follower: Follower, name: str) -> Pl
     kernel = _place(weight)
     if kernel is None:
         if any(given["output_mask"][1:]):
-            raise _refuse(name, "the gradient of a kernel adds up records")
+            raise RecordsMeet(name, "the gradient of a kernel adds up records")
         if _place(gradient) not in (None, Place(0, 1)) and _place(gradient).dim != 0:  # type: ignore[union-attr]
-            raise _refuse(name, "records are taken for channels or pixels")
+            raise RecordsMeet(name, "records are taken for channels or pixels")
         return [_place(gradient), None, None]
     place, own = _place(gradient), _place(image)
     grouped = given["groups"] % follower.records == 0 and not given["transposed"]
     if not grouped or place is None or own is None or not place.dim == own.dim == 1 or kernel.dim != 0:
-        raise _refuse(name, "kernels of records meet images of others")
+        raise RecordsMeet(name, "kernels of records meet images of others")
     filters, channels = _shape(weight)[0], _shape(image)[1]
     if (
         place.inner != kernel.inner
         or kernel.inner * follower.records != filters
         or own.inner * follower.records != channels
     ):
-        raise _refuse(name, "kernels of records meet images of others")
+        raise RecordsMeet(name, "kernels of records meet images of others")
     return [own, kernel, Place(0, kernel.inner)]
 
 
@@ -888,7 +892,7 @@ def _layer_norm(given: Arguments, follower: Follower, name: str) -> Places:
     if any(_place(given.get(key)) is not None for key in ("weight", "bias")):
         raise _Unknown
     if place is not None and place.dim >= len(_shape(value)) - len(given["normalized_shape"]):
-        raise _refuse(name, "it normalises over the records")
+        raise RecordsMeet(name, "it normalises over the records")
     return [place] * (3 if name == "native_layer_norm" else 2)
 
 
@@ -898,21 +902,21 @@ def _group_norm(given: Arguments, follower: Follower, name: str) -> Places:
     if any(_place(given.get(key)) is not None for key in ("weight", "bias")):
         raise _Unknown
     if place is not None and place.dim != 0:
-        raise _refuse(name, "it normalises over the records")
+        raise RecordsMeet(name, "it normalises over the records")
     return [place] * 3
 
 
 @rule("native_layer_norm_backward native_group_norm_backward _fused_rms_norm_backward")
 def _norm_backward(given: Arguments, follower: Follower, name: str) -> Places:
     if any(given["output_mask"][1:]):
-        raise _refuse(name, "the gradient of its weight adds up records")
+        raise RecordsMeet(name, "the gradient of its weight adds up records")
     value = given["input"]
     place = _aligned([given["grad_out"], value], follower, name)
     if name == "native_group_norm_backward":
         if place is not None and place.dim != 0:
-            raise _refuse(name, "it normalises over the records")
+            raise RecordsMeet(name, "it normalises over the records")
     elif place is not None and place.dim >= len(_shape(value)) - len(given["normalized_shape"]):
-        raise _refuse(name, "it normalises over the records")
+        raise RecordsMeet(name, "it normalises over the records")
     return [place] + [None] * (len(given["output_mask"]) - 1)
 
 
@@ -921,11 +925,11 @@ def _batch_norm(given: Arguments, follower: Follower, name: str) -> Places:
     """Instance norm calls it with records among the channels, (1, B·c, …); running statistics would outlive the records."""
     place = _place(given["input"])
     if place is not None and (place.dim != 1 or given.get("running_mean") is not None):
-        raise _refuse(name, "it normalises over the records")
+        raise RecordsMeet(name, "it normalises over the records")
     for key in ("weight", "bias"):
         value = given.get(key)
         if value is not None and place is not None and (own := _place(value)) != Place(0, place.inner):
-            raise _refuse(
+            raise RecordsMeet(
                 name, "weights of channels meet other records" if own else "a constant has a row for each record"
             )
     row = None if place is None else Place(0, place.inner)
@@ -936,7 +940,7 @@ def _batch_norm(given: Arguments, follower: Follower, name: str) -> Places:
 def _batch_norm_backward(given: Arguments, follower: Follower, name: str) -> Places:
     place = _aligned([given["grad_out"], given["input"]], follower, name)
     if place is None or place.dim != 1 or given.get("running_mean") is not None:
-        raise _refuse(name, "it normalises over the records")
+        raise RecordsMeet(name, "it normalises over the records")
     row = Place(0, place.inner)
     return [place, row if given["output_mask"][1] else None, row if given["output_mask"][2] else None]
 
@@ -947,7 +951,7 @@ def _batch_norm_backward(given: Arguments, follower: Follower, name: str) -> Pla
 @rule("embedding")
 def _embedding(given: Arguments, follower: Follower, name: str) -> Places:
     if _place(given["weight"]) is not None:
-        raise _refuse(
+        raise RecordsMeet(
             name,
             "a table for each record is read by index: torch's batching rule for it is wrong where there is padding",
         )
@@ -963,12 +967,12 @@ def _gather(given: Arguments, follower: Follower, name: str) -> Places:
     if place is None:
         return None
     if len(found) > 1 or any(_place(tensor) is None or _place(tensor).dim != place.dim for tensor in tensors):  # type: ignore[union-attr]
-        raise _refuse(name, "it picks rows of other records, or of none")
+        raise RecordsMeet(name, "it picks rows of other records, or of none")
     if _from_front(given["dim"], len(_shape(given["index"]))) == place.dim:
-        raise _refuse(name, "it picks records by index")
+        raise RecordsMeet(name, "it picks records by index")
     sizes = {_shape(tensor)[place.dim] for tensor in tensors}
     if len(sizes) != 1:
-        raise _refuse(name, "it picks from a part of the records")
+        raise RecordsMeet(name, "it picks from a part of the records")
     return place
 
 
@@ -979,25 +983,25 @@ def _index_select(given: Arguments, follower: Follower, name: str) -> Places:
     if _place(given["index"]) is not None:
         if place is None and name == "index_select" and dim == 0 and len(_shape(given["index"])) == 1:
             return _place(given["index"])  # rows of a table for each record
-        raise _refuse(name, "it picks by an index that belongs to records")
+        raise RecordsMeet(name, "it picks by an index that belongs to records")
     if place is not None and dim == place.dim:
-        raise _refuse(name, "it picks records by index")
+        raise RecordsMeet(name, "it picks records by index")
     if isinstance(given.get("source"), Tensor) and _place(given["source"]) != place:
-        raise _refuse(name, "records are written to places of other records")
+        raise RecordsMeet(name, "records are written to places of other records")
     return place
 
 
-def _indexed(given: Arguments, follower: Follower, name: str) -> tuple[Place | None, int, Place | None, int]:
-    """Of x[i, j, …]: the place in the result, where the indices' dimensions begin there, the place in the indices, their dimensions."""
+def _indexed(given: Arguments, follower: Follower, name: str) -> Place | None:
+    """The place in x[i, j, …]."""
     value, indices = given["self"], given["indices"]
     place = _place(value)
     if any(isinstance(one, Followed) and one.numbers for one in (value, given.get("values"))):
-        raise _refuse(
+        raise RecordsMeet(
             name, "the number of a record in its batch is computed with, so that its place in the batch counts"
         )
     used = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if any(index.dtype in (torch.bool, torch.uint8) for _, index in used):
-        raise _refuse(name, "a mask picks a number of entries that depends on values")
+        raise RecordsMeet(name, "a mask picks a number of entries that depends on values")
     spread = max((len(_shape(index)) for _, index in used), default=0)
     numbered = [(dim, index) for dim, index in used if isinstance(index, Followed) and index.numbers]
     within = _aligned(
@@ -1009,36 +1013,38 @@ def _indexed(given: Arguments, follower: Follower, name: str) -> tuple[Place | N
         # x[arange(B), i]: row i for record i
         ok = len(numbered) == 1 and numbered[0][0] == place.dim and place == Place(place.dim, 1)
         if not ok or _shape(value)[place.dim] != follower.records:
-            raise _refuse(name, "it picks records by index")
+            raise RecordsMeet(name, "it picks records by index")
         own = numbered[0][1].place
         assert own is not None
         here = Place(own.dim + spread - len(_shape(numbered[0][1])), 1)
         if within is not None and within != here:
-            raise _refuse(name, "records of one index meet other records of another")
+            raise RecordsMeet(name, "records of one index meet other records of another")
         for _, index in used:
             dim = here.dim - (spread - len(_shape(index)))
             if _place(index) is None and dim >= 0 and _shape(index)[dim] != 1:
-                raise _refuse(
+                raise RecordsMeet(
                     name, "a constant has a row for each record, so that a record's place in the batch counts"
                 )
-        return Place(start + here.dim, 1), start, here, spread
+        return Place(start + here.dim, 1)
     if numbered:
-        raise _refuse(
+        raise RecordsMeet(
             name, "the number of a record in its batch is computed with, so that its place in the batch counts"
         )
     if place is None:
-        return (None if within is None else Place(start + within.dim, within.inner)), start, within, spread
+        return None if within is None else Place(start + within.dim, within.inner)
     if within is not None:
-        raise _refuse(name, "it picks by an index that belongs to records from what has records in another dimension")
+        raise RecordsMeet(
+            name, "it picks by an index that belongs to records from what has records in another dimension"
+        )
     kept = [dim for dim in range(len(_shape(value))) if dim not in {dim for dim, _ in used}]
     at = kept.index(place.dim)
     before = sum(1 for dim in kept if dim < start)
-    return Place(at if at < before else at + spread, place.inner), start, None, spread
+    return Place(at if at < before else at + spread, place.inner)
 
 
 @rule("index _unsafe_index")
 def _index(given: Arguments, follower: Follower, name: str) -> Places:
-    return _indexed(given, follower, name)[0]
+    return _indexed(given, follower, name)
 
 
 @rule("index_put _unsafe_index_put")
@@ -1049,17 +1055,17 @@ def _index_put(given: Arguments, follower: Follower, name: str) -> Places:
     if masks:
         # x[mask] = number
         if len(indices) != 1 or len(_shape(values)) or _place(values) is not None or place is None:
-            raise _refuse(name, "a mask picks a number of entries that depends on values")
+            raise RecordsMeet(name, "a mask picks a number of entries that depends on values")
         mask = masks[0]
         own, dim = _place(mask), place.dim
         if dim < len(_shape(mask)) and own != place:
-            raise _refuse(name, "a mask of other records")
+            raise RecordsMeet(name, "a mask of other records")
         if dim >= len(_shape(mask)) and own is not None:
-            raise _refuse(name, "a mask of other records")
+            raise RecordsMeet(name, "a mask of other records")
         return place
-    found, _, _, _ = _indexed(given, follower, name)
+    found = _indexed(given, follower, name)
     if place is None:
-        raise _refuse(name, "what is computed from records is written by index into what belongs to none")
+        raise RecordsMeet(name, "what is computed from records is written by index into what belongs to none")
     target = (
         len(_shape(value))
         - sum(index is not None for index in indices)
@@ -1070,9 +1076,11 @@ def _index_put(given: Arguments, follower: Follower, name: str) -> Places:
     dim = found.dim - (target - len(shape))
     if own is None:
         if dim >= 0 and shape[dim] != 1:
-            raise _refuse(name, "a constant has a row for each record, so that a record's place in the batch counts")
+            raise RecordsMeet(
+                name, "a constant has a row for each record, so that a record's place in the batch counts"
+            )
     elif own.dim != dim or own.inner not in (found.inner, ANY):
-        raise _refuse(name, "records are written to places of other records")
+        raise RecordsMeet(name, "records are written to places of other records")
     return place
 
 
@@ -1084,19 +1092,21 @@ def _attention(given: Arguments, follower: Follower, name: str) -> Places:
     for key in ("query", "key", "value"):
         place = _place(given[key])
         if place is None or place.dim != 0 or place.inner != 1:
-            raise _refuse(name, "query, key and value do not all have the records in front")
+            raise RecordsMeet(name, "query, key and value do not all have the records in front")
     mask = given.get("attn_mask")
     if mask is not None:
         own, shape = _place(mask), _shape(mask)
         if own is not None and (own.dim != 0 or len(shape) != 4):
-            raise _refuse(name, "a mask of other records")
+            raise RecordsMeet(name, "a mask of other records")
         if own is None and len(shape) == 4 and shape[0] != 1:
-            raise _refuse(name, "a constant has a row for each record, so that a record's place in the batch counts")
+            raise RecordsMeet(
+                name, "a constant has a row for each record, so that a record's place in the batch counts"
+            )
     return [FRONT, FRONT]
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu_backward")
 def _attention_backward(given: Arguments, follower: Follower, name: str) -> Places:
     if any(_place(given[key]) != FRONT for key in ("grad_out", "query", "key", "value")):
-        raise _refuse(name, "query, key and value do not all have the records in front")
+        raise RecordsMeet(name, "query, key and value do not all have the records in front")
     return [FRONT] * 3
