@@ -33,8 +33,8 @@ import apportion
 from apportion.curator import curator as curator_module
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records, as_records
+from apportion.sampling import Sampling
 from apportion.training.optimizers import build_optimizer
-from apportion.training.sampling import Sampling
 from apportion.training.session import open_session, require_trainable
 
 POPULATION, NETWORKS, SLOW_NETWORK = 60_000, ("b1", "papernot"), "papernot"

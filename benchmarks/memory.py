@@ -7,7 +7,7 @@
 on 64 records at one time, whatever the batch. **One-pass**, it takes the whole batch at once and keeps no per-record gradient.
 Each figure comes from a process of its own: MiB added at the peak of two steps, as measuring.py defines it.
 
-**Check.** What `apportion.curator.memory` predicts must be within 25 % of what is measured, at three physical batches on each workload, and
+**Check.** What `apportion.models.memory` predicts must be within 25 % of what is measured, at three physical batches on each workload, and
 a logical batch four times as large must not change it.
 """
 
@@ -25,8 +25,8 @@ from peers import OURS
 from torch.nn import functional
 from workloads import WORKLOADS
 
-from apportion.curator.engine_choice import per_record_mode
-from apportion.curator.memory import memory_model
+from apportion.models.engine_choice import per_record_mode
+from apportion.models.memory import memory_model
 
 WORKLOAD, BATCHES, MICRO_BATCH = "b1", (64, 128, 256, 512, 1024, 2048), 64
 WAYS = {

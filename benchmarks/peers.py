@@ -156,8 +156,8 @@ class Apportion:
         import apportion
         from apportion.curator.randomness import Randomness
         from apportion.curator.records import Records, as_records
+        from apportion.sampling import Sampling
         from apportion.training.optimizers import build_optimizer
-        from apportion.training.sampling import Sampling
         from apportion.training.session import open_session, require_trainable
 
         inputs, targets = workload.records()

@@ -4,10 +4,11 @@ import json
 import math
 import random
 
-from apportion.lab.experiments import find
-from apportion.lab.settings import read_file
-from apportion.lab.study import StudyResults, study
-from apportion.training.plan import describe
+from reproduction.experiments import find
+from reproduction.study import StudyResults, study
+
+from apportion.compare.experiment import read_file
+from apportion.plan import describe
 
 STUDIES = (
     "ramp_up",

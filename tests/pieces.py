@@ -12,14 +12,15 @@ import importlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("curator", "accounting", "training")
+ROOMS = ("curator", "models", "accounting", "training")
+HALL = ("execution", "sampling", "plan")
 HIDDEN = 100
 """A whole number of this size inside a function is a constant without a name."""
 
 BOOKS = {"accounting.chain._PAGE": 2}
 """Of ledgers."""
 WORK = {
-    "curator.curator.USUAL": 4,
+    "execution.USUAL": 4,
     "curator.framed.PIECE": 8,
     "curator.gradients.rounding.LONGEST_SUM": 16,
     "curator.gradients.use.CHUNK_NUMBERS": 64,
@@ -55,16 +56,16 @@ SMALL = WORK | PRICES | BOUNDS
 _LIMIT = "a limit on what is asked for; tests ask for more"
 _FORMAT = "the format of a file or of a key: no other value can be read"
 HARMLESS = {
-    "curator.curator.LARGEST": "a limit on micro-batches, which tests give sizes of their own and cross",
+    "execution.LARGEST": "a limit on micro-batches, which tests give sizes of their own and cross",
     "curator.gradients.convolution.GRAM_CELLS": "chooses between two ways to a norm, both compared with the reference",
-    "curator.inspection._ROUNDS": "repeats a measurement of time",
-    "curator.memory.BASE": "bytes of a prediction of memory; nothing is cut",
-    "curator.memory.COMFORTABLE": "bytes, from which the size of a micro-batch follows: tests give it other sizes",
-    "curator.memory.CONVOLUTION": "a factor of a prediction of memory; nothing is cut",
-    "curator.memory.ENOUGH": "bytes, from which the size of a micro-batch follows: tests give it other sizes",
+    "models.inspection._ROUNDS": "repeats a measurement of time",
+    "models.memory.BASE": "bytes of a prediction of memory; nothing is cut",
+    "models.memory.COMFORTABLE": "bytes, from which the size of a micro-batch follows: tests give it other sizes",
+    "models.memory.CONVOLUTION": "a factor of a prediction of memory; nothing is cut",
+    "models.memory.ENOUGH": "bytes, from which the size of a micro-batch follows: tests give it other sizes",
     "curator.randomness.KEY_BYTES": _FORMAT,
-    "curator.repair._MOST_GROUPS": "the groups of a layer that is put in place of another one; the model is then a new one",
-    "curator.synthetic.RECORDS": "of a synthetic batch, which has a second and a third record",
+    "models.fix._MOST_GROUPS": "the groups of a layer that is put in place of another one; the model is then a new one",
+    "models.synthetic.RECORDS": "of a synthetic batch, which has a second and a third record",
     "curator.ziggurat.LAYERS": "of the table that normals are made with: another number would need another table",
     "accounting.accountant.LARGEST_COUNT": _LIMIT,
     "accounting.accountant.LARGEST_GROUP": _LIMIT,
@@ -76,7 +77,7 @@ HARMLESS = {
     "training.private.SEPARABILITY_CHECKS": "a closer look at the first batches of a loop, whose loss is in its own hands",
     "training.progress.LINES": "of a display",
     "training.recovery.CHECKPOINTS": "how often a run is saved; tests save after every step",
-    "training.sampling.MOST_STEPS": _LIMIT,
+    "sampling.MOST_STEPS": _LIMIT,
 }
 HARMLESS_INSIDE = {
     "accounting.accountant._epsilon": "the cache, and how many nodes a group may have",
@@ -86,7 +87,7 @@ HARMLESS_INSIDE = {
     "accounting.loss._inverse": "a bracket, halved down to rounding afterwards; and where an exponential would overflow",
     "accounting.loss.sketch": "points of a sketch, from which a window is chosen and nothing is priced; and the cache",
     "accounting.renyi._curve": "the cache",
-    "curator.sizes.as_text": "units of bytes in words",
+    "execution.as_text": "units of bytes in words",
     "training.checkpoint.replace_file": "the rights of a file",
     "training.checkpoint.write": "the rights of a file",
     "training.exact._key_of": "the rights of a file",
@@ -101,7 +102,9 @@ def _module(name):
 @functools.cache
 def _trees():
     """Module → its syntax tree, of the rooms."""
-    files = sorted(path for room in ROOMS for path in (ROOT / "src/apportion" / room).rglob("*.py"))
+    source = ROOT / "src/apportion"
+    files = sorted(path for room in ROOMS for path in (source / room).rglob("*.py"))
+    files += [source / f"{name}.py" for name in HALL]
     names = [".".join(path.relative_to(ROOT / "src/apportion").with_suffix("").parts) for path in files]
     return {
         name: ast.parse(path.read_text(encoding="utf-8"))

@@ -9,22 +9,30 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "apportion"
-FOUNDATION = {"errors", "validate", "budget", "request"}
+FOUNDATION = {"errors", "validate", "budget", "request", "execution"}
+PLANNING = FOUNDATION | {"accounting", "strategies", "sampling", "plan"}
+CORE = PLANNING | {"curator", "models", "training"}
 MAY_IMPORT = {
     "errors": set(),
     "validate": {"errors"},
     "budget": {"errors", "validate"},
     "request": {"errors", "validate"},
+    "execution": {"errors", "validate"},
     "accounting": FOUNDATION,
     "strategies": FOUNDATION,
-    "models": {"errors"},
-    "curator": FOUNDATION | {"models"},
-    "training": FOUNDATION | {"accounting", "strategies", "curator"},
-    "audit": FOUNDATION | {"accounting", "strategies", "curator", "training"},
-    "lab": FOUNDATION | {"accounting", "strategies", "curator", "training", ""},
-    "cli": FOUNDATION | {"accounting", "strategies", "curator", "training", "audit", "lab", ""},
+    "sampling": FOUNDATION | {"strategies"},
+    "plan": FOUNDATION | {"accounting", "strategies", "sampling"},
+    "curator": FOUNDATION,
+    "models": FOUNDATION | {"curator", "strategies"},
+    "training": CORE,
+    "audit": CORE,
+    "data": FOUNDATION,
+    "report": CORE,
+    "compare": CORE | {"data", "report", ""},
+    "search": CORE | {"data", "compare", ""},
+    "cli": CORE | {"audit", "data", "report", "compare", "search", ""},
 }
-WITHOUT_TORCH = FOUNDATION | {"accounting", "strategies"}
+WITHOUT_TORCH = FOUNDATION | {"accounting", "strategies", "sampling", "plan"}
 
 
 def room_of(path):
@@ -87,5 +95,5 @@ def test_every_public_name_exists():
 
 def test_the_report_needs_no_torch():
     """It reads files; torch would make it seconds slower."""
-    code = "import sys, apportion.lab.report; sys.exit('torch' in sys.modules)"
+    code = "import sys, apportion.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,7 +6,7 @@ import apportion as ap
 from apportion import validate
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.calibration import calibrate
-from apportion.lab.settings import experiment
+from apportion.compare.experiment import experiment
 
 
 @pytest.mark.parametrize("delta", [0, 1, 1.5])

@@ -23,15 +23,15 @@ from apportion.errors import (
 )
 
 if TYPE_CHECKING:
-    from apportion.curator.compatibility import check
-    from apportion.curator.curator import Execution
-    from apportion.curator.repair import fix
+    from apportion.execution import Execution
+    from apportion.models.check import check
+    from apportion.models.fix import fix
+    from apportion.models.temper import TemperedSigmoid, temper
     from apportion.strategies import clip, noise, recipes, update
     from apportion.strategies.citations import cite
     from apportion.training.private import make_private
     from apportion.training.recovery import Recovery
     from apportion.training.run import Run
-    from apportion.training.temper import TemperedSigmoid, temper
     from apportion.training.train import train
 
 __version__ = "0.1.0"
@@ -63,18 +63,18 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Execution": ("apportion.curator.curator", "Execution"),
+    "Execution": ("apportion.execution", "Execution"),
     "Recovery": ("apportion.training.recovery", "Recovery"),
     "Run": ("apportion.training.run", "Run"),
-    "TemperedSigmoid": ("apportion.training.temper", "TemperedSigmoid"),
-    "check": ("apportion.curator.compatibility", "check"),
+    "TemperedSigmoid": ("apportion.models.temper", "TemperedSigmoid"),
+    "check": ("apportion.models.check", "check"),
     "cite": ("apportion.strategies.citations", "cite"),
     "clip": ("apportion.strategies.clip", None),
-    "fix": ("apportion.curator.repair", "fix"),
+    "fix": ("apportion.models.fix", "fix"),
     "make_private": ("apportion.training.private", "make_private"),
     "noise": ("apportion.strategies.noise", None),
     "recipes": ("apportion.strategies.recipes", None),
-    "temper": ("apportion.training.temper", "temper"),
+    "temper": ("apportion.models.temper", "temper"),
     "train": ("apportion.training.train", "train"),
     "update": ("apportion.strategies.update", None),
 }

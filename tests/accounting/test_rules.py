@@ -8,9 +8,9 @@ from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.loss import discretise
 from apportion.accounting.rules import ConcentratedFilter, GaussianFilter, Multiset, RenyiFilter
 from apportion.curator.curator import Draw
+from apportion.plan import make_plan
 from apportion.request import Event
-from apportion.training.plan import make_plan
-from apportion.training.sampling import Sampling
+from apportion.sampling import Sampling
 
 RATE = 256 / 60_000
 

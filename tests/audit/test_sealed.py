@@ -14,16 +14,16 @@ from torch import nn
 import apportion as ap
 from apportion.audit import sealed
 from apportion.audit.sealed import Sealed, SealedAccess, inside, seal, seal_session, unseal
-from apportion.curator.curator import Execution
 from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
+from apportion.execution import Execution
 from apportion.request import ClippedSum
+from apportion.sampling import Sampling
 from apportion.strategies.recipes import READY, named
 from apportion.strategies.roles import resolve_roles
 from apportion.training.loop import take_steps
 from apportion.training.optimizers import build_optimizer
-from apportion.training.sampling import Sampling
 from apportion.training.session import open_session
 
 LOSS = nn.CrossEntropyLoss()

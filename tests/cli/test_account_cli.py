@@ -9,7 +9,7 @@ import typer
 import apportion as ap
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.cli import main
-from apportion.cli.account import account
+from apportion.cli.account_command import account
 from apportion.request import Event
 
 PRICE = PrivacyLossAccountant().epsilon({Event(0.01, 4.0): 10_000}, 1e-5)
@@ -115,7 +115,7 @@ def test_many_multipliers_are_compared_with_a_range(run_account, monkeypatch, tm
     events = {Event(0.3, 4.0 + 0.01 * t): 1 for t in range(42)}
     epsilon = PrivacyLossAccountant().epsilon(events, 1e-5)
     facts = {"epsilon": epsilon, "epsilon_spent": epsilon, "delta": 1e-5, "private": True}
-    monkeypatch.setattr("apportion.cli.account._read_run", lambda folder: (facts, events))
+    monkeypatch.setattr("apportion.cli.account_command._read_run", lambda folder: (facts, events))
     code, out, err = run_account(str(tmp_path))
     assert code == 0, err
     assert "rounded to 40, up and down" in out

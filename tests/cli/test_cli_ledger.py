@@ -10,7 +10,7 @@ from apportion import Budget, InvalidArgument, Record
 from apportion.accounting.account import Account
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.ledger import Ledger
-from apportion.cli.ledger import app
+from apportion.cli.ledger_command import app
 from apportion.request import Event
 
 TOKEN = Event(1.0, 4.0)

@@ -2,7 +2,7 @@
 
 import json
 
-from apportion.lab import compare as compare_module
+from apportion.compare import comparison as compare_module
 
 QUICK = ("compare", "--data", "digits", "--epsilon", "3", "--steps", "2", "--recipe", "abadi", "--recipe", "auto-s")
 

@@ -169,7 +169,7 @@ def test_a_run_has_one_recipe(capsys, tmp_path, monkeypatch):
 
 
 def test_a_name_alone_is_a_recipe_in_a_file():
-    from apportion.lab.settings import experiment
+    from apportion.compare.experiment import experiment
 
     plan = experiment({"data": "digits", "lr": 1.0, "recipe": ["hong", {"name": "abadi"}]})
     assert [choice.name for choice in plan.recipe] == ["hong", "abadi"]

@@ -12,13 +12,14 @@ from torch.nn.functional import cross_entropy
 from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.curator import mechanisms
 from apportion.curator.clipping import clipped_sums
-from apportion.curator.curator import Curator, Execution
+from apportion.curator.curator import Curator
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records, as_records
 from apportion.errors import BudgetExhausted, InvalidArgument, UnsupportedModel, WrongOrder
+from apportion.execution import Execution
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Event, Frame, Request, UnclippedCount
 
 MODES = ("one-pass", "one-pass, channels last", "vmap")

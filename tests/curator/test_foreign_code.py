@@ -15,11 +15,12 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from apportion.curator.curator import Curator, Execution
+from apportion.curator.curator import Curator
 from apportion.curator.foreign_code import contained, signals_watched
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness, Stream
 from apportion.curator.records import as_records
+from apportion.execution import Execution
 from apportion.request import ClippedSum, Request
 from items import Items
 

@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+from apportion.curator.coins import poisson_draw
 from apportion.curator.curator import Curator
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Randomness, Stream
 from apportion.curator.records import as_records
-from apportion.curator.sampling import poisson_draw
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Request
 
 pytestmark = pytest.mark.usual_pieces

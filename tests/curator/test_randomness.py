@@ -9,8 +9,8 @@ import torch
 from scipy import special, stats
 
 from apportion.curator import randomness, ziggurat
+from apportion.curator.coins import poisson_draw
 from apportion.curator.randomness import Randomness, Stream
-from apportion.curator.sampling import poisson_draw
 from apportion.errors import WrongOrder
 
 FIRST_NORMALS = [-0.762375013198544, -1.5650105654843942, -0.3223763655008179]

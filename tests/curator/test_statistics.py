@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from apportion.curator import clipping, framed
 from apportion.curator.clipping import clipped_sums, held
-from apportion.curator.curator import Curator, Execution
+from apportion.curator.curator import Curator
 from apportion.curator.gradients import use
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.reference import trained_parameters
@@ -26,6 +26,7 @@ from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.curator.tree import map_tensors
 from apportion.errors import BudgetExhausted, InvalidArgument
+from apportion.execution import Execution
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Event, Frame, NormSum, Request, UnclippedCount
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

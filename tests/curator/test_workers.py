@@ -17,11 +17,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, get_worker_info
 
 import apportion as ap
-from apportion.curator.curator import Curator, Execution
+from apportion.curator.curator import Curator
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Randomness, Stream
 from apportion.curator.records import as_records
 from apportion.errors import ApportionError, InvalidArgument, WrongOrder
+from apportion.execution import Execution
 from apportion.request import ClippedSum, Request
 
 RECORDS = 200

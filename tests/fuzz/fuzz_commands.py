@@ -288,8 +288,8 @@ lr = 0.5
 
 def isolate(monkeypatch, tmp_path):
     """No network, no data sets of this machine, no standard input."""
-    from apportion.lab.data import fetch, packages, places
-    from apportion.lab.data.download import Unreachable
+    from apportion.data import fetch, packages, places
+    from apportion.data.download import Unreachable
 
     def unreachable(*_):
         raise Unreachable("there is no network in this test")

@@ -19,8 +19,8 @@ from apportion.accounting.schedules import schedule_from_history
 from apportion.accounting.selection import selection_epsilon
 from apportion.errors import ApportionError
 from apportion.request import ClippedSum, Event, Request
+from apportion.sampling import Sampling
 from apportion.strategies import recipes
-from apportion.training.sampling import Sampling
 
 BUDGET = ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.Record())
 EVENT = Event(0.01, 1.0)

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from apportion.errors import InvalidArgument
-from apportion.training.sampling import Sampling
+from apportion.sampling import Sampling
 
 OPTIONS = commands()
 

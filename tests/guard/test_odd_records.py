@@ -10,11 +10,12 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 import apportion as ap
 from apportion.curator.clipping import clipped_sums
-from apportion.curator.curator import LARGEST, Curator
-from apportion.curator.engine_choice import per_record_mode
+from apportion.curator.curator import Curator
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
+from apportion.execution import LARGEST
+from apportion.models.engine_choice import per_record_mode
 from apportion.request import ClippedSum, Frame, Request
 from items import Items
 

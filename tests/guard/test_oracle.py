@@ -14,10 +14,11 @@ from torch.nn.functional import cross_entropy
 
 import apportion as ap
 from apportion.curator import mechanisms
-from apportion.curator.curator import Curator, Execution
+from apportion.curator.curator import Curator
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
+from apportion.execution import Execution
 from apportion.request import ClippedSum, Request
 
 SIZE = 12

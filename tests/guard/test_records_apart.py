@@ -8,14 +8,15 @@ import torch
 from torch import nn
 
 import apportion as ap
-from apportion.curator.curator import LARGEST, Curator
-from apportion.curator.engine_choice import _Probe
+from apportion.curator.curator import Curator
 from apportion.curator.gradients.engine import EngineChoice, build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
-from apportion.curator.synthetic import prepared
-from apportion.curator.vetting import vetted_engine
 from apportion.errors import UnsupportedModel
+from apportion.execution import LARGEST
+from apportion.models.engine_choice import _Probe
+from apportion.models.synthetic import prepared
+from apportion.models.vetting import vetted_engine
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Frame, Request
 from apportion.training.session import require_trainable
 from items import Items

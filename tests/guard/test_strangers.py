@@ -19,12 +19,12 @@ from torch.utils._pytree import tree_map
 import apportion as ap
 from apportion.curator.curator import Curator
 from apportion.curator.gradients.engine import EngineChoice
-from apportion.curator.memory import with_known_batch
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.curator.tree import call_model, tensors_of
-from apportion.curator.vetting import vetted_engine
 from apportion.errors import InvalidArgument, UnsupportedModel
+from apportion.models.memory import with_known_batch
+from apportion.models.vetting import vetted_engine
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Request
 from apportion.training.session import require_trainable
 from items import Items

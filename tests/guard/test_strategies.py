@@ -15,10 +15,10 @@ import apportion as ap
 from apportion import clip, noise, recipes
 from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.curator import mechanisms
+from apportion.plan import make_plan
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, NormSum, Request, UnclippedCount
+from apportion.sampling import Sampling
 from apportion.strategies.roles import resolve_roles
-from apportion.training.plan import make_plan
-from apportion.training.sampling import Sampling
 
 STEPS, RATE, POPULATION = 4, 0.5, 40
 PRIVATE = [name for name in recipes.READY if recipes.named(name).private]

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from apportion.models.following import Followed, Follower, Place, RecordsMeet
-from apportion.models.rules import places
+from apportion.models.record_rules import places
 
 B = 7
 CPU = torch.device("cpu")

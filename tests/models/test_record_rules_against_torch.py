@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from apportion.models.following import ANY, PICKED, Followed, Follower, Place
-from apportion.models.rules import places
+from apportion.models.record_rules import places
 
 # torch's list is in a module that also has torch's own test cases, and these are of a class from elsewhere.
 sys.modules.setdefault("expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))  # type: ignore[arg-type]

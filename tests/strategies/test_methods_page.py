@@ -8,9 +8,9 @@ import pytest
 from apportion import clip, noise
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.budget import Budget, Record
+from apportion.plan import make_plan
+from apportion.sampling import Sampling
 from apportion.strategies import update
-from apportion.training.plan import make_plan
-from apportion.training.sampling import Sampling
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 PARTS = {part.partition("\n")[0]: part for part in PAGE.split("\n## ")}

@@ -8,10 +8,10 @@ from apportion import clip, noise
 from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.accounting.verification import independent_price
 from apportion.budget import Budget, Record
+from apportion.plan import make_plan
 from apportion.request import Event
+from apportion.sampling import Sampling
 from apportion.strategies.context import Context
-from apportion.training.plan import make_plan
-from apportion.training.sampling import Sampling
 
 BUDGET = Budget(epsilon=2.0, delta=1e-5, unit=Record())
 SAMPLING = Sampling(1000, 0.1, 12)

@@ -17,7 +17,7 @@ from apportion.accounting.ledger import Ledger
 from apportion.accounting.run_filter import GaussianRuns
 from apportion.curator import mechanisms
 from apportion.curator.clipping import clipped_sums
-from apportion.curator.sampling import poisson_draw
+from apportion.curator.coins import poisson_draw
 from apportion.request import ClippedSum
 from apportion.training import checkpoint
 from apportion.training.checkpoint import read_checkpoint
@@ -164,8 +164,8 @@ def test_an_older_checkpoint_refunds_nothing(tmp_path, dies, spare, paid, taken)
 def test_spare_tokens_are_priced_into_the_plan(tmp_path):
     """Declared, they cost as if they were spent: theory gives 1.181 for 5,000 steps and 1.193 with 100 spare ones."""
     from apportion.accounting.accountant import PrivacyLossAccountant
-    from apportion.training.plan import make_plan
-    from apportion.training.sampling import Sampling
+    from apportion.plan import make_plan
+    from apportion.sampling import Sampling
 
     sampling = Sampling(population=60_000, sample_rate=256 / 60_000, steps=5_000)
     budget = ap.Budget(epsilon=2.0, delta=1e-5, unit=ap.Record())

@@ -14,8 +14,8 @@ import apportion as ap
 from apportion.accounting.ledger import Ledger
 from apportion.curator import mechanisms
 from apportion.request import Event, Request
+from apportion.sampling import Sampling
 from apportion.training.evaluation import accuracy
-from apportion.training.sampling import Sampling
 
 SMALL = {"population": 40, "sample_rate": 0.25, "steps": 6, "lr": 0.5, "seed": 0}
 

@@ -2,7 +2,7 @@
 
 from apportion.audit.check_strategy import StrategyReport, check_strategy
 from apportion.audit.replay import replay
-from apportion.audit.report import Finding, ReplayReport
+from apportion.audit.replay_report import Finding, ReplayReport
 from apportion.audit.statistical import audit
 from apportion.audit.verdict import AuditResult
 from apportion.errors import PrivacyViolation

@@ -32,21 +32,21 @@ from apportion.accounting.verification import independent_price
 from apportion.audit.replay import replay
 from apportion.audit.sealed import SealedAccess, seal_session
 from apportion.budget import Budget, Record
-from apportion.curator.curator import Execution
-from apportion.curator.engine_choice import choose_engine
-from apportion.curator.gradients.engine import EngineChoice, Mode
+from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.errors import InvalidArgument, PrivacyViolation
+from apportion.execution import Execution, Mode
+from apportion.models.engine_choice import choose_engine
+from apportion.plan import Plan, make_plan
 from apportion.request import Released, Request
+from apportion.sampling import Sampling
 from apportion.strategies.clip import Clip
 from apportion.strategies.noise import NoiseSchedule
 from apportion.strategies.roles import resolve_roles
 from apportion.training.loop import take_steps
 from apportion.training.optimizers import build_optimizer
 from apportion.training.packing import digest, pack, unpack
-from apportion.training.plan import Plan, make_plan
-from apportion.training.sampling import Sampling
 from apportion.training.session import Session, open_session
 
 STEPS, RATE, RECORDS = 8, 0.5, 400

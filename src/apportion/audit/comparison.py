@@ -11,7 +11,7 @@ from scipy.stats import chi2
 from torch import nn
 
 from apportion.audit.recorder import Recorder, Step
-from apportion.audit.report import Finding, Kind
+from apportion.audit.replay_report import Finding, Kind
 from apportion.audit.state import differences
 from apportion.curator.clipping import group_names
 from apportion.curator.gradients.reference import trained_parameters

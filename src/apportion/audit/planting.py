@@ -20,20 +20,21 @@ from apportion.audit.canaries import (
 )
 from apportion.audit.guessing import Scores
 from apportion.budget import Budget
-from apportion.curator.compatibility import copy_of
-from apportion.curator.curator import Curator, Execution, LossFunction
+from apportion.curator.curator import Curator, LossFunction
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.errors import InvalidArgument
+from apportion.execution import Execution
+from apportion.models.check import copy_of
+from apportion.plan import Plan, make_plan
 from apportion.request import ClippedSum, Release, Released
+from apportion.sampling import Sampling
 from apportion.strategies.clip import Clip
 from apportion.strategies.context import Context
 from apportion.strategies.noise import NoiseSchedule
 from apportion.training.optimizers import build_optimizer
-from apportion.training.plan import Plan, make_plan
-from apportion.training.sampling import Sampling
 from apportion.training.session import Session, open_session, require_trainable
 
 _LEARNING_RATE = 1e-3  # what the model learns does not matter: no canary's gradient depends on it

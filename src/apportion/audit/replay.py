@@ -31,22 +31,23 @@ from apportion import validate
 from apportion.audit.comparison import Declared, compare, distances, inspect_noise, inspect_run
 from apportion.audit.neighbours import Neighbour, neighbours, outlier_of
 from apportion.audit.recorder import LONE_STEP, Recorder
-from apportion.audit.report import SHARP, Finding, Measured, ReplayReport
+from apportion.audit.replay_report import SHARP, Finding, Measured, ReplayReport
 from apportion.audit.state import differences
 from apportion.audit.subject import Loop, Subject, without_dropout
 from apportion.budget import Budget, Record
-from apportion.curator.curator import Execution, LossFunction
-from apportion.curator.gradients.engine import EngineChoice, Mode
+from apportion.curator.curator import LossFunction
+from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.records import Batch, Records, as_records
 from apportion.curator.tree import map_tensors
 from apportion.errors import InvalidArgument, UnsupportedModel
+from apportion.execution import Execution, Mode
+from apportion.sampling import Sampling
 from apportion.strategies.clip import Clip
 from apportion.strategies.noise import NoiseSchedule
 from apportion.strategies.roles import resolve_roles
 from apportion.strategies.update import Plain
 from apportion.training.optimizers import OptimizerFactory
 from apportion.training.record_loss import Reduction
-from apportion.training.sampling import Sampling
 from apportion.training.session import require_trainable
 
 RECORDS = 12

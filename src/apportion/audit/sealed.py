@@ -23,11 +23,12 @@ from torch.utils._mode_utils import no_dispatch
 
 from apportion.curator import mechanisms
 from apportion.curator.clipping import Gradients, Rows
-from apportion.curator.curator import Charges, Curator, Draw, Draws, Execution, LossFunction
+from apportion.curator.curator import Charges, Curator, Draw, Draws, LossFunction
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Stream
 from apportion.curator.records import Batch, Records
 from apportion.curator.tree import map_tensors
+from apportion.execution import Execution
 from apportion.request import Released, Request
 from apportion.training.session import Session
 

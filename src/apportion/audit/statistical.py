@@ -20,14 +20,15 @@ from apportion.audit.guessing import correct_guesses, threshold_test
 from apportion.audit.planting import parameter_sizes, plant
 from apportion.audit.verdict import AuditResult
 from apportion.budget import Budget, Record
-from apportion.curator.curator import Execution, LossFunction
+from apportion.curator.curator import LossFunction
 from apportion.curator.randomness import Randomness
+from apportion.execution import Execution
+from apportion.sampling import Sampling
 from apportion.strategies.clip import Clip
 from apportion.strategies.noise import NoiseSchedule
 from apportion.strategies.roles import resolve_roles
 from apportion.training.loop import take_steps
 from apportion.training.progress import progress_bar
-from apportion.training.sampling import Sampling
 
 GUESSED = 0.05
 """The part of the canaries about which the one-run bound guesses, those with the most extreme scores. Fixed beforehand."""

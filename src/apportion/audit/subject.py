@@ -14,11 +14,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from apportion.audit.neighbours import records_with
 from apportion.audit.recorder import Recorder
 from apportion.budget import Budget
-from apportion.curator.compatibility import copy_of
-from apportion.curator.curator import Execution, LossFunction
+from apportion.curator.curator import LossFunction
 from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.records import Batch
 from apportion.errors import InvalidArgument
+from apportion.execution import Execution
+from apportion.models.check import copy_of
+from apportion.sampling import Sampling
 from apportion.strategies.clip import Clip
 from apportion.strategies.noise import NoiseSchedule
 from apportion.strategies.update import Plain
@@ -26,7 +28,6 @@ from apportion.training.loop import take_steps
 from apportion.training.optimizers import OptimizerFactory, build_optimizer
 from apportion.training.private import Private
 from apportion.training.record_loss import Reduction
-from apportion.training.sampling import Sampling
 from apportion.training.session import open_session
 
 Loop = Callable[[Private], object]

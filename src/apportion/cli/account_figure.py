@@ -8,7 +8,7 @@ import numpy as np
 from plotly import graph_objects
 
 from apportion.accounting.comparisons import compare_plans
-from apportion.lab.page import write_page
+from apportion.report.figure_page import write_page
 
 PLANNED = tuple(float(epsilon) for epsilon in np.round(np.geomspace(0.1, 4.0, 20), 4))
 _SCALE = 1.6  # the highest ε shown at first, in multiples of the largest plan; looser accountants lie above, zoom out to see them

@@ -8,7 +8,7 @@ import numpy as np
 from plotly.subplots import make_subplots
 
 from apportion.audit.verdict import AuditResult
-from apportion.lab.page import write_page
+from apportion.report.figure_page import write_page
 
 _MEMBERS, _OTHERS, _CLAIM = "#0072b2", "#d55e00", "#333333"
 _SHOWN = 8.0  # how far from the median scores are drawn, in multiples of their middle half

@@ -10,16 +10,17 @@ from typing import Annotated, Any
 import typer
 
 from apportion import __version__
-from apportion.cli import audit, data, ledger
-from apportion.cli.account import account
-from apportion.cli.check import check
-from apportion.cli.compare import compare
-from apportion.cli.figures import figures
-from apportion.cli.plan import plan
-from apportion.cli.recipes import recipes
-from apportion.cli.report import report
-from apportion.cli.search import search
-from apportion.cli.train import train
+from apportion.cli import audit_command as audit
+from apportion.cli import data_command as data
+from apportion.cli import ledger_command as ledger
+from apportion.cli.account_command import account
+from apportion.cli.check_command import check
+from apportion.cli.compare_command import compare
+from apportion.cli.plan_command import plan
+from apportion.cli.recipes_command import recipes
+from apportion.cli.report_command import report
+from apportion.cli.search_command import search
+from apportion.cli.train_command import train
 from apportion.errors import ApportionError, InvalidArgument
 
 app = typer.Typer(
@@ -37,7 +38,6 @@ app.command()(search)
 app.command()(recipes)
 app.command()(account)
 app.command()(report)
-app.command()(figures)
 app.command()(check)
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")

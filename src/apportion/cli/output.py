@@ -41,7 +41,7 @@ def writable_folder(folder: Path) -> Path:
 
 def warn_without_privacy(data: str) -> None:
     """Say what training without privacy on one's own data means."""
-    from apportion.lab.data import KNOWN
+    from apportion.data import KNOWN
 
     if data not in KNOWN:
         print_error_stream(
@@ -59,7 +59,7 @@ def write_results(results: dict[str, Any], folder: Path) -> None:
 
 def show_results(results: dict[str, Any], folder: Path, *, as_json: bool) -> None:
     """Write results.json and report.html into `folder`, print the table, say where to look and what to try next."""
-    from apportion.lab.report import write_report
+    from apportion.report import write_report
 
     write_results(results, folder)
     write_report(results, folder / "report.html")
@@ -89,7 +89,7 @@ def show_results(results: dict[str, Any], folder: Path, *, as_json: bool) -> Non
 
 
 def _next_steps(results: dict[str, Any]) -> list[str]:
-    from apportion.lab.data import KNOWN
+    from apportion.data import KNOWN
 
     data, population = results["runs"][0]["data"], results["runs"][0]["population"]
     if data not in KNOWN:

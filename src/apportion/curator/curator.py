@@ -15,12 +15,10 @@ nothing works at all is found by the probe, on synthetic records, before anythin
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +26,9 @@ from torch import Tensor, nn
 from apportion import validate
 from apportion.curator import mechanisms
 from apportion.curator.clipping import Gradients, Rows, clipped_sums, group_names
+from apportion.curator.coins import poisson_draw
 from apportion.curator.foreign_code import contained, signals_watched
-from apportion.curator.gradients.engine import Engine, Mode
+from apportion.curator.gradients.engine import Engine
 from apportion.curator.gradients.forgetting import Forgetful
 from apportion.curator.gradients.losses import ForeignParameter, LossFunction
 from apportion.curator.gradients.reference import trained_parameters
@@ -37,10 +36,9 @@ from apportion.curator.gradients.use import full_precision
 from apportion.curator.mechanisms import Mechanism
 from apportion.curator.randomness import DrawStreams
 from apportion.curator.records import Batch, Records
-from apportion.curator.sampling import poisson_draw
-from apportion.curator.sizes import bytes_of
 from apportion.curator.tree import batch_size, map_tensors
 from apportion.errors import InvalidArgument, WrongOrder
+from apportion.execution import Execution
 from apportion.request import FLOAT32_HEADROOM, KINDS, Event, Release, Released, Request, Statistic
 
 
@@ -54,66 +52,6 @@ class Draws(Protocol):
     """Where the random bits of each draw come from."""
 
     def next_draw(self) -> DrawStreams: ...
-
-
-LARGEST = 1280
-"""Records in a micro-batch, however many are asked for. Their float32 sum rounds what one of them adds, and one record more changes how the
-others are rounded, by amounts that grow with their number: up to 0.00024·C was seen at 1280. Micro-batches are added in float64."""
-USUAL = 512
-"""About so many records are in a micro-batch if nobody says: fewer cost time for each of them, more stay in no cache."""
-
-
-@dataclass(frozen=True)
-class Execution:
-    """What can change speed and memory but never the guarantee.
-
-    Args:
-        micro_batch: records whose gradients are held at one time, at most 1280. "auto" takes what fits into `memory_limit`; if there is
-            none, about 512, with room for chance (`physical_batch`), or as many as have 128 MiB of activations (`memory.py`).
-        engine: "auto" takes the fastest engine that gives exact gradients. "one-pass" runs a micro-batch together, after it was proved
-            that records stay apart (`proof.py`); "vmap" gives every record weights of its own, and is proved likewise; "loop" runs one
-            record after the other. A model for which an engine cannot be proved is refused if that engine is asked for.
-        workers: processes that read the records of a `Dataset` ahead; 0 reads them in this one. Of no use for tensors in memory.
-        memory_limit: bytes, or a text such as "2GB", for the model, its copy and the peak of a step; not for the records and the
-            program itself. What fits is found on synthetic records before anything is charged (`memory.py`): the choice depends
-            on the model and on the shape of a record, never on a value of one or on how many there are.
-    """
-
-    micro_batch: int | Literal["auto"] = "auto"
-    engine: Literal["auto"] | Mode = "auto"
-    workers: int = 0
-    memory_limit: int | str | None = None
-
-    def __post_init__(self) -> None:
-        if self.memory_limit is not None:
-            if self.micro_batch != "auto":
-                raise InvalidArgument(
-                    "memory_limit",
-                    self.memory_limit,
-                    f"it chooses the micro-batch, and micro_batch={self.micro_batch!r} does so too",
-                    "Leave one of them out",
-                )
-            validate.store(self, memory_limit=bytes_of("memory_limit", self.memory_limit))
-        elif self.micro_batch != "auto":
-            validate.whole(
-                "micro_batch", self.micro_batch, "it is a number of records", "Use a smaller one if memory runs out"
-            )
-        validate.known("engine", self.engine, ("auto", *get_args(Mode)))
-        workers = validate.whole("workers", self.workers, "it is a number of processes", "Use 0 to have none", least=0)
-        validate.store(self, workers=workers)
-
-    def physical_batch(self, expected_batch_size: float) -> int:
-        """The most records that are held at one time, at most `LARGEST`. It follows from declared numbers, never from what was drawn.
-
-        Args:
-            expected_batch_size: B. It is cut into k = ⌈B/512⌉ parts; chance draws more than B/k + 4·√(B/k) for a part only rarely.
-        """
-        if self.memory_limit is not None:
-            raise WrongOrder("no model was tried yet, so what fits into memory_limit is not known: pass micro_batch")
-        if self.micro_batch == "auto":
-            part = expected_batch_size / math.ceil(expected_batch_size / USUAL)
-            return min(math.ceil(part + 4 * math.sqrt(part)), LARGEST)
-        return min(self.micro_batch, LARGEST)
 
 
 class SumLost(MemoryError):

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import Subset
 
 from apportion.curator.foreign_code import contained, signals_watched
-from apportion.curator.plain import plain_copy, plain_view, share_memory
+from apportion.curator.own_tensors import plain_copy, plain_view, share_memory
 from apportion.curator.tree import batch_size, map_tensors
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from apportion import validate
 from apportion.curator.distinct import require_distinct
 from apportion.curator.foreign_code import contained
-from apportion.curator.plain import plain_view
+from apportion.curator.own_tensors import plain_view
 from apportion.curator.randomness import KEY_BYTES, Stream
 from apportion.curator.reader import Reader, Task, as_pair, items_of, joined
 from apportion.curator.tree import batch_size, map_tensors, tensors_of

@@ -23,13 +23,15 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from apportion import validate
 from apportion.budget import Budget
-from apportion.curator.curator import Curator, Draw, Execution
+from apportion.curator.curator import Curator, Draw
 from apportion.curator.gradients.engine import Engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Batch, as_records
 from apportion.curator.tree import batch_size as size_of
 from apportion.curator.tree import map_tensors, tensors_of
 from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
+from apportion.execution import Execution
+from apportion.sampling import Sampling
 from apportion.strategies.clip import Clip
 from apportion.strategies.context import epoch_length
 from apportion.strategies.noise import NoiseSchedule
@@ -38,7 +40,6 @@ from apportion.training.history import Entry
 from apportion.training.record_loss import Reduction, per_record_scale, require_separable
 from apportion.training.recovery import Recovery
 from apportion.training.run import Run
-from apportion.training.sampling import Sampling
 from apportion.training.session import Session, open_session, require_trainable
 
 SEPARABILITY_CHECKS = 8

@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from apportion import validate
 from apportion.errors import InvalidArgument
-from apportion.training.plan import Plan, describe
-from apportion.training.sampling import MOST_STEPS
+from apportion.plan import Plan, describe
+from apportion.sampling import MOST_STEPS
 
 CHECKPOINTS = 100
 """A checkpoint after each hundredth of a run, and so many spare steps, unless somebody says otherwise."""

@@ -16,9 +16,9 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from apportion.plan import describe
 from apportion.training.checkpoint import explained, replace_file
 from apportion.training.history import Entry
-from apportion.training.plan import describe
 from apportion.training.session import LEDGER, Session
 from apportion.training.statement import as_markdown, statement
 from apportion.training.versions import package_versions

@@ -14,19 +14,22 @@ from apportion.accounting.account import Account
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.ledger import Ledger
 from apportion.budget import Budget
-from apportion.curator.compatibility import check, copy_of
-from apportion.curator.curator import Charges, Curator, Draws, Execution, LossFunction
-from apportion.curator.engine_choice import choose_engine
+from apportion.curator.curator import Charges, Curator, Draws, LossFunction
 from apportion.curator.gradients.engine import Engine, EngineChoice
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.mechanisms import Mechanism
-from apportion.curator.memory import with_known_batch
-from apportion.curator.probe import probe_loss, probe_model
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
-from apportion.curator.vetting import vetted_engine
 from apportion.errors import InvalidArgument, WrongOrder
+from apportion.execution import Execution
+from apportion.models.check import check, copy_of
+from apportion.models.engine_choice import choose_engine
+from apportion.models.memory import with_known_batch
+from apportion.models.probe import probe_loss, probe_model
+from apportion.models.vetting import vetted_engine
+from apportion.plan import Plan, describe, make_plan
 from apportion.request import Released, Request
+from apportion.sampling import Sampling
 from apportion.strategies.clip import Clip
 from apportion.strategies.noise import NoiseSchedule
 from apportion.strategies.roles import resolve_roles
@@ -36,9 +39,7 @@ from apportion.training.exact import DRAWS, KEY, ExactCurator
 from apportion.training.folders import missing_folders, remove_empty
 from apportion.training.history import Entry, as_columns, from_columns, is_report_step
 from apportion.training.optimizers import require_plain_scheduler, require_plain_step, require_same_parameters
-from apportion.training.plan import Plan, describe, make_plan
 from apportion.training.recovery import Recovery, configuration
-from apportion.training.sampling import Sampling
 
 LEDGER = Path("secret") / "ledger.sqlite"
 """Where a run folder keeps its ledger."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from apportion.accounting.ledger import Ledger
 from apportion.curator.randomness import KEY_STREAM
-from apportion.training.plan import describe
+from apportion.plan import describe
 from apportion.training.session import Session
 from apportion.training.versions import package_versions
 

@@ -11,11 +11,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apportion.budget import Budget, Public
-from apportion.curator.compatibility import copy_of
-from apportion.curator.curator import Execution, LossFunction
+from apportion.curator.curator import LossFunction
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.errors import InvalidArgument, TakenOver
+from apportion.execution import Execution
+from apportion.models.check import copy_of
+from apportion.sampling import Sampling
 from apportion.strategies.clip import Clip
 from apportion.strategies.noise import NoiseSchedule
 from apportion.strategies.update import Plain
@@ -26,7 +28,6 @@ from apportion.training.optimizers import OptimizerFactory, build_optimizer
 from apportion.training.progress import progress_bar
 from apportion.training.recovery import Recovery
 from apportion.training.run import Run
-from apportion.training.sampling import Sampling
 from apportion.training.session import open_session, require_trainable
 
 

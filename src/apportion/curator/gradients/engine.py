@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from apportion.curator.clipping import Gradients, Rows
 from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.gradients.reference import ReferenceGradients
-from apportion.curator.gradients.use import Mode
 from apportion.curator.gradients.witness import Call
-from apportion.models.following import Path
+from apportion.execution import Mode
 
 
 class Engine(Protocol):
@@ -54,7 +53,7 @@ class EngineChoice:
     shared: tuple[Call, ...] = ()
     losses_together: bool = True
     reasons: tuple[str, ...] = ()
-    path: Path | None = field(default=None, compare=False, repr=False)
+    path: Any = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         parts = [self.mode, *(f"{path} alone" for path in self.alone)]
@@ -73,4 +72,4 @@ def build_engine(model: nn.Module, choice: Mode | EngineChoice) -> BuiltEngine:
     return OnePass(model, choice.mode, choice.alone, choice.shared, choice.losses_together)
 
 
-__all__ = ["BuiltEngine", "Engine", "EngineChoice", "Mode", "build_engine"]
+__all__ = ["BuiltEngine", "Engine", "EngineChoice", "build_engine"]

@@ -27,10 +27,11 @@ from apportion.curator.gradients.losses import LossFunction, record_losses, requ
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.gradients.rounding import squared
 from apportion.curator.gradients.structure import Structure
-from apportion.curator.gradients.use import Mode, Use, added, chunks, full_precision, wide
+from apportion.curator.gradients.use import Use, added, chunks, full_precision, wide
 from apportion.curator.gradients.witness import Call, Witness
 from apportion.curator.tree import batch_size, call_arguments, map_tensors
 from apportion.errors import UnsupportedModel, WrongOrder
+from apportion.execution import Mode
 
 
 class InputOverwritten(UnsupportedModel):

@@ -13,15 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-Mode = Literal["one-pass", "one-pass, channels last", "one-pass, copying inputs", "vmap", "loop"]
-"""The engines. one-pass: all records together (`one_pass.py`); for images with channels last in memory, which is often faster; if need
-be with copies of what later layers overwrite.
-vmap, loop: the reference, every record with weights of its own (`reference.py`): slower, for any module."""
 FAINTEST = 1e-32
 """A float32 has all its digits down to 1e-38; the rest is room for the sums that follow."""
 LOUD = 1e10

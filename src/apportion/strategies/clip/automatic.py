@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from apportion import validate
 from apportion.request import ClippedSum
-from apportion.strategies.clip.schedule import ClipSchedule
+from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from apportion import validate
-from apportion.strategies.clip.schedule import ClipSchedule
+from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
 
 

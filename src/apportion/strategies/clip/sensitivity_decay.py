@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from apportion import validate
 from apportion.errors import InvalidArgument
-from apportion.strategies.clip.schedule import ClipSchedule
+from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from apportion import validate
 from apportion.errors import InvalidArgument
-from apportion.strategies.clip.schedule import ClipSchedule
+from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
 
 _FIX = 'Write a JSON list of numbers, an object {"thresholds": [...]}, or one number on each line'

@@ -15,7 +15,7 @@ from apportion.strategies.noise.exponential import ExponentialDecay
 from apportion.strategies.noise.geometric import GeometricDecay
 from apportion.strategies.noise.growing import GrowingMu
 from apportion.strategies.noise.influence import InfluenceWeighted
-from apportion.strategies.noise.linear import LinearDecay
+from apportion.strategies.noise.linear_noise import LinearDecay
 from apportion.strategies.noise.polynomial import PolynomialDecay
 from apportion.strategies.noise.privacy_utility import PrivacyUtility
 from apportion.strategies.noise.step import StepDecay

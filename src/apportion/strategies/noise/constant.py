@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from apportion.strategies.context import Context
-from apportion.strategies.noise.schedule import Schedule
+from apportion.strategies.noise.noise_schedule import Schedule
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from apportion import validate
-from apportion.strategies.noise.schedule import Decay
+from apportion.strategies.noise.noise_schedule import Decay
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from apportion import validate
-from apportion.strategies.noise.schedule import Decay, Pace
+from apportion.strategies.noise.noise_schedule import Decay, Pace
 
 
 @dataclass(frozen=True)

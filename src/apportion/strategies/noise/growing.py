@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.strategies.context import Context
-from apportion.strategies.noise.schedule import Schedule, require_range
+from apportion.strategies.noise.noise_schedule import Schedule, require_range
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.strategies.context import Context
-from apportion.strategies.noise.schedule import Schedule, require_range
+from apportion.strategies.noise.noise_schedule import Schedule, require_range
 
 LONGEST = 1_000_000
 """Steps of the longest run that can be planned."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from apportion import validate
 from apportion.strategies.context import Context
-from apportion.strategies.noise.schedule import Paced, require_range
+from apportion.strategies.noise.noise_schedule import Paced, require_range
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from apportion import validate
 from apportion.errors import InvalidArgument
-from apportion.strategies.noise.schedule import Decay, Pace
+from apportion.strategies.noise.noise_schedule import Decay, Pace
 
 Loss = Literal["strongly convex", "convex", "non-convex"]
 _SHORTEST = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from apportion import validate
-from apportion.strategies.noise.schedule import Decay
+from apportion.strategies.noise.noise_schedule import Decay
 
 
 @dataclass(frozen=True)

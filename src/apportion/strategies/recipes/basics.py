@@ -5,7 +5,7 @@ from __future__ import annotations
 from apportion.strategies.clip import Fixed, SensitivityDecay
 from apportion.strategies.noise import Constant, GrowingMu
 from apportion.strategies.recipes.recipe import Recipe
-from apportion.strategies.temper import Temper
+from apportion.strategies.tempering import Temper
 from apportion.strategies.update import Plain
 
 

@@ -11,7 +11,7 @@ from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.strategies.clip import Clip, Sequence
 from apportion.strategies.noise import NoiseSchedule
-from apportion.strategies.temper import Temper
+from apportion.strategies.tempering import Temper
 from apportion.strategies.update import Plain
 
 ROLES = ("clip", "noise", "update")

@@ -1,0 +1,1 @@
+"""The papers run again: studies, tables, figures and their networks. Part of the repository, not of the package."""

@@ -1,0 +1,154 @@
+"""`results/<study>.json`: what was run, kept so that it is run once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from apportion.errors import InvalidArgument
+from apportion.training.checkpoint import replace_file
+from reproduction.study.cell import Cell
+from reproduction.study.study import Study, label
+from reproduction.study.study_summary import summarise
+
+VERSION = 1
+Place = tuple[str, str, int | None]
+"""Experiment, recipe and seed."""
+
+
+@dataclass
+class StudyResults:
+    """The runs of a study so far, by place. The file is replaced as a whole after every run, so it is always complete.
+
+    Args:
+        superseded: runs of the file with settings that the study does not have any more. They count as not run, and stay in the file
+            until their place is run again.
+        without_data: why the data of an experiment could not be read, by the name of the data.
+        refused: why a cell could not be run, by its place.
+    """
+
+    study: Study
+    path: Path
+    runs: dict[Place, dict[str, Any]] = field(default_factory=dict)
+    superseded: dict[Place, dict[str, Any]] = field(default_factory=dict)
+    without_data: dict[str, str] = field(default_factory=dict)
+    refused: dict[Place, str] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, study: Study, path: Path) -> StudyResults:
+        """What the file holds and the study still asks for, and what other studies beside it ran with the same settings."""
+        results = cls(study, path)
+        if path.exists():
+            results._take(_runs(path))
+        others = {run["key"]: run for other in sorted(path.parent.glob("*.json")) for run in _runs_if_any(other)}
+        for cell in results.missing:
+            if (key := cell.key) in others:
+                experiment, recipe, _ = cell.place
+                results.runs[cell.place] = {**others[key], "experiment": experiment, "recipe": recipe}
+        return results
+
+    def _take(self, found: Sequence[dict[str, Any]]) -> None:
+        """Runs of the file: of places that have none here."""
+        keys = {cell.place: cell.key for cell in self.study.cells}
+        for run in found:
+            place = _place(run)
+            (self.runs if keys.get(place) == run.get("key") else self.superseded).setdefault(place, run)
+
+    @property
+    def changed(self) -> list[Cell]:
+        """The cells whose kept run had other settings, and which therefore count as not run."""
+        return [cell for cell in self.missing if cell.place in self.superseded]
+
+    @property
+    def missing(self) -> list[Cell]:
+        """The cells that have not been run, in the study's order."""
+        return [cell for cell in self.study.cells if cell.place not in self.runs]
+
+    def add(self, cell: Cell, run: dict[str, Any]) -> None:
+        """Keep a run, durably."""
+        self.runs[cell.place] = {**run, "key": cell.key, "configuration": cell.configuration()}
+        self.save()
+
+    def save(self) -> None:
+        """Write the file, with what another command has meanwhile added to it."""
+        self._take(_runs_if_any(self.path))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.content(), indent=1, ensure_ascii=False)
+        replace_file(self.path, (text + "\n").encode())
+
+    def content(self) -> dict[str, Any]:
+        """What the file holds; published figures are always those of the study's file."""
+        runs = [self._with_source(cell, self.runs[cell.place]) for cell in self.study.cells if cell.place in self.runs]
+        in_use = {run["key"] for run in runs}
+        return {
+            "version": VERSION,
+            "name": self.study.name,
+            "title": self.study.title,
+            "source": self.study.source,
+            "note": self.study.note,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "not_run": self.not_run(),
+            "cells": summarise(runs),
+            "runs": runs,
+            "superseded": [
+                run for place, run in self.superseded.items() if place not in self.runs and run.get("key") not in in_use
+            ],
+        }
+
+    def not_run(self) -> list[dict[str, Any]]:
+        """Every figure of the source that has no run beside it, with the reason."""
+        found, begun = {}, {place[:2] for place in self.runs}
+        for cell in self.missing:
+            experiment, recipe, _ = cell.place
+            if (experiment, recipe) in begun:  # with another seed
+                continue
+            data = cell.experiment.data
+            # where it was looked for is shown, and not kept: a file of results says nothing of the machine that made it
+            absent = f"without data: apportion data fetch {data}" if data in self.without_data else "not run yet"
+            reason = self.refused.get(cell.place, absent)
+            found[experiment, recipe] = {"paper_accuracy": _fraction(cell.choice.paper), "reason": reason}
+        for one in self.study.experiments:
+            for later in one.later:
+                found[label(one), later.label] = {"paper_accuracy": _fraction(later.paper), "reason": later.reason}
+        return [{"experiment": experiment, "recipe": recipe, **why} for (experiment, recipe), why in found.items()]
+
+    @staticmethod
+    def _with_source(cell: Cell, run: dict[str, Any]) -> dict[str, Any]:
+        choice, experiment = cell.choice, cell.experiment
+        return {
+            "experiment": cell.place[0],
+            **run,
+            "paper_accuracy": _fraction(choice.paper),
+            "paper_accuracy_std": _fraction(choice.paper_std),
+            "paper_epsilon": None if run["epsilon"] is None else experiment.paper_epsilon or experiment.epsilon,
+            "control_of": choice.control_of,
+        }
+
+
+def _place(run: dict[str, Any]) -> Place:
+    return run["experiment"], run["recipe"], run["seed"]
+
+
+def _runs(path: Path) -> list[dict[str, Any]]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [run for run in (*content["runs"], *content.get("superseded", ())) if _place(run)]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = f"it is no file of results ({type(error).__name__}: {error})"
+        raise InvalidArgument("out", str(path), reason, "Move it away, or choose another folder") from error
+
+
+def _runs_if_any(path: Path) -> list[dict[str, Any]]:
+    """Nothing from a file of another kind, or from none."""
+    try:
+        return [run for run in _runs(path) if isinstance(run.get("key"), str)]
+    except InvalidArgument:
+        return []
+
+
+def _fraction(percent: float | None) -> float | None:
+    return None if percent is None else round(percent / 100, 6)

@@ -1,0 +1,128 @@
+"""Tables and pages of results that nobody computed, and the committed pages of results that somebody did."""
+
+from pathlib import Path
+
+import pytest
+from reproduction.experiments import find
+from reproduction.figures import FIGURES, Results, draw_all
+from reproduction.figures.choosing import as_good, choosing_table
+from reproduction.figures.pages import PAGES, fill
+from reproduction.figures.tables import rank_agreement, study_table
+
+from apportion.errors import InvalidArgument
+from made_up_results import invented_results
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return Results.read(invented_results(tmp_path_factory.mktemp("results")))
+
+
+def test_a_table_shows_ours_beside_the_printed_figure(results):
+    found = results.studies["lin_table_2"]
+    cell = next(cell for cell in found.of("MNIST, ε = 2.93") if cell.recipe == "lin-decay")
+    control = next(cell for cell in found.of("MNIST, ε = 2.93") if cell.control_of == "lin-decay")
+    lines = study_table(found).splitlines()
+    start = lines.index("**MNIST, ε = 2.93**")
+    row = next(index for index in range(start, len(lines)) if lines[index].startswith("| lin-decay "))
+    assert f"{100 * cell.test_accuracy:.2f} ± {100 * cell.test_accuracy_std:.2f} (2 seeds)" in lines[row]
+    assert "97.70 ± 0.10" in lines[row]
+    assert ("✓" if cell.difference >= -0.003 else "✗") in lines[row]
+    assert lines[row + 1].startswith("| ↳ control of lin-decay: fixed clip, rate as lin-decay |")
+    gain = f"{100 * (cell.test_accuracy - control.test_accuracy):+.2f}".replace("-", "−")
+    assert f"recipe − control: {gain}" in lines[row + 1]
+
+
+def test_a_price_beyond_its_claim_is_bold(results):
+    table = study_table(results.studies["du_bounds"])
+    assert "| ρ = 10 | **0.460** | 0.4 |" in table
+    assert "ours" not in table  # columns that would be empty are left out
+
+
+def test_what_was_not_run_is_listed_once_for_each_reason(results):
+    table = study_table(results.studies["lin_table_2"])
+    assert table.count("only the middle budget is run with all methods") == 1
+    assert "MNIST, ε = 1.2; MNIST, ε = 4.5; Fashion-MNIST, ε = 1.5" in table
+
+
+def cells_like(results, *pairs):
+    """Cells with (our, printed) accuracies."""
+    one = results.studies["lin_table_2"].cells[0]
+    return [
+        one.model_copy(update={"recipe": f"r{number}", "test_accuracy": ours, "paper_accuracy": printed})
+        for number, (ours, printed) in enumerate(pairs)
+    ]
+
+
+def test_rank_agreement_is_kendalls(results):
+    assert rank_agreement(cells_like(results, (0.9, 0.8), (0.8, 0.7), (0.7, 0.6))) == pytest.approx(1.0)
+    assert rank_agreement(cells_like(results, (0.7, 0.8), (0.8, 0.7), (0.9, 0.6))) == pytest.approx(-1.0)
+    assert rank_agreement(cells_like(results, (0.9, 0.8), (0.7, 0.7), (0.8, 0.6))) == pytest.approx(1 / 3)
+    assert rank_agreement(cells_like(results, (0.9, 0.8), (0.8, None))) is None
+    assert rank_agreement(cells_like(results, (0.9, 0.8), (0.9, 0.8))) is None  # no order at all
+
+
+def test_as_good_is_what_lies_within_three_tenths_or_the_standard_error(results):
+    best, near, far = cells_like(results, (0.95, None), (0.9471, None), (0.9465, None))
+    assert as_good(best, [best, near, far]) == [near]
+    unsure = best.model_copy(update={"test_accuracy_std": 0.008, "seeds": [1, 2, 3, 4]})
+    assert as_good(unsure, [unsure, far, near]) == [near, far]
+
+
+def test_the_choice_is_among_runs_that_keep_to_their_budget(results):
+    table = choosing_table(results)
+    assert "| mnist, papernot-cnn | 2.93 | " in table
+    assert "CLT" not in table
+    assert "non-private" not in table
+    found = [cell for cell in results.studies["du_table_1"].of("MNIST, ε = 1.2") if "CLT" not in cell.recipe]
+    best = max(found, key=lambda cell: cell.test_accuracy)
+    assert f"| mnist, du-cnn | 1.2 | {best.recipe} | {100 * best.test_accuracy:.2f} |" in table
+
+
+def test_parts_of_a_page_are_made_anew_and_the_rest_stays(results):
+    page = "before\n<!-- results: du_bounds -->\nold\n<!-- end -->\nbetween\n<!-- figure: du_bounds -->\n<!-- end -->\nafter\n"
+    filled = fill(page, results, "figures")
+    assert "old" not in filled
+    assert filled.startswith("before\n<!-- results: du_bounds -->\n\n")
+    assert filled.endswith("\n\n<!-- end -->\nafter\n")
+    assert "](figures/du_bounds.svg)" in filled
+    assert fill(filled, results, "figures") == filled
+    empty = fill(filled, Results(), "figures")
+    assert "not run yet: `apportion compare du_bounds`" in empty
+    assert "svg" not in empty
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<!-- results: du_bounds -->\n",
+        "<!-- end -->\n<!-- results: du_bounds -->\n",
+        "<!-- reslts: du_bounds -->\n<!-- end -->\n",
+        "<!-- results: du_bouns -->\n<!-- end -->\n",
+        "<!-- figure: du_bouns -->\n<!-- end -->\n",
+    ],
+)
+def test_a_wrong_part_is_refused(page):
+    with pytest.raises(InvalidArgument):
+        fill(page, Results(), "figures")
+
+
+def test_every_study_and_every_figure_has_its_place_on_a_page():
+    text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in PAGES)
+    packaged = {path.stem for path in find("demo").parent.glob("*.toml")} - {"demo"}
+    assert [name for name in sorted(packaged) if f"<!-- results: {name} -->" not in text] == []
+    assert [name for name in FIGURES if f"<!-- figure: {name} -->" not in text] == ["headline"]  # for the front page
+
+
+def test_the_committed_pages_and_figures_are_those_of_the_committed_results(tmp_path):
+    if not (ROOT / "results").is_dir():
+        pytest.skip("no results are committed here, so there is nothing that the pages could be made of")
+    found = Results.read(ROOT / "results")
+    for name in PAGES:
+        text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert text == fill(text, found, "figures"), f"{name} is old: run `apportion figures --pages docs`"
+    drawn, _ = draw_all(found, tmp_path)
+    committed = {file.name: file.read_bytes() for file in (ROOT / "docs" / "figures").glob("*.svg")}
+    assert committed == {file.name: file.read_bytes() for file in drawn}, "run `apportion figures`"

@@ -1,0 +1,195 @@
+"""`apportion compare`: several recipes side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from apportion.cli import options
+from apportion.cli.output import (
+    print_error_stream,
+    show_results,
+    summary_of_run,
+    warn_without_privacy,
+    writable_folder,
+    write_results,
+)
+from apportion.errors import InvalidArgument
+
+SHORT_LIST = ("non-private", "abadi", "default")
+"""What is compared if nobody says."""
+
+
+def compare(
+    file: Annotated[
+        str | None, typer.Argument(help="A TOML file, or the packaged one: demo.", show_default=False)
+    ] = None,
+    data: options.Data = None,
+    model: options.Model = None,
+    activation: options.Activation = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(help="Repeatable: names from `apportion recipes`.", show_default="non-private, abadi, default"),
+    ] = None,
+    all_recipes: Annotated[
+        bool,
+        typer.Option("--all-recipes", help="Every recipe that needs nothing but the data; says which were skipped."),
+    ] = False,
+    settings: options.Settings = None,
+    epsilon: options.Epsilon = None,
+    delta: options.Delta = None,
+    unit: options.Unit = None,
+    population: options.Population = None,
+    sample_rate: options.SampleRate = None,
+    steps: options.Steps = None,
+    epochs: options.Epochs = None,
+    batch_size: options.BatchSize = None,
+    lr: options.LearningRate = None,
+    optimizer: options.Optimizer = None,
+    momentum: options.Momentum = None,
+    micro_batch: options.MicroBatch = None,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(help="Repeatable; makes runs reproducible and NOT private.", show_default="secret noise, one run"),
+    ] = None,
+    data_dir: options.DataDir = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for report and runs.", show_default="runs/NAME"),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train several recipes on one data set and write report.html and results.json.
+
+    Options override the file. On published benchmark data δ, unit and population have defaults; on your own data they must be
+    said.
+
+    Examples: apportion compare demo --epsilon 1; apportion compare --data digits --all-recipes --epsilon 3
+    """
+    from apportion.compare.comparison import compare as run_comparison
+    from apportion.compare.comparison import results as results_of
+    from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
+    from apportion.compare.experiment import experiment, find_file, read_file
+    from apportion.strategies.recipes import READY, RECIPES, named
+    from apportion.training.folders import missing_folders, remove_empty
+
+    if all_recipes and (file is not None or recipe):
+        raise InvalidArgument(
+            "all-recipes",
+            True,
+            "a file or single recipes were named as well",
+            "Pass --data, or leave --all-recipes out",
+        )
+    values = options.given(
+        data=data,
+        model=model,
+        activation=activation,
+        epsilon=epsilon,
+        delta=delta,
+        unit=unit,
+        population=population,
+        sample_rate=sample_rate,
+        steps=steps,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        optimizer=optimizer,
+        momentum=momentum,
+        micro_batch=micro_batch,
+        seeds=seed or None,
+    )
+    from_file = read_file(find_file(file)) if file is not None else {}
+    values = _override(from_file, values)
+    values.setdefault("data", "digits")
+    values["recipe"] = choose_recipes(
+        from_file.get("recipe"), list(READY) if all_recipes else recipe, options.parse_settings(settings)
+    )
+    plan = experiment(with_benchmark_budget(with_training_defaults(values)))
+    plan.check()
+    folder = out or Path("runs") / (
+        Path(file).stem if file else f"compare-{plan.data}".replace(":", "-").replace("/", "-")
+    )
+    made = missing_folders(folder)
+    writable_folder(folder)
+    if (folder / "results.json").exists():
+        print_error_stream(
+            f"the report and results.json in {folder} are replaced; its runs stay (--out names another folder)"
+        )
+    print_error_stream(f"{plan.title}: {', '.join(choice.shown for choice in plan.recipe)} on {plan.data}")
+    if any(choice.name == "non-private" for choice in plan.recipe):
+        warn_without_privacy(plan.data)
+
+    finished: list[dict[str, Any]] = []
+
+    def announce(run: dict[str, Any]) -> None:
+        finished.append(run)
+        write_results(results_of(plan.title, finished), folder)  # an interruption leaves what was done before it
+        spent = "no privacy" if run["epsilon"] is None else f"ε = {run['epsilon']:.3f}"
+        print_error_stream(
+            f"{run['recipe']:<20} {run['test_accuracy'] or 0:.1%} accuracy, {spent}, {run['seconds']:.1f} s"
+        )
+
+    try:
+        results = run_comparison(
+            plan, folder, data_dir=data_dir, progress=True, announce=announce, skip_unfit=all_recipes
+        )
+    except BaseException as error:
+        remove_empty(made)
+        if isinstance(error, KeyboardInterrupt):
+            report = f", and `apportion report {folder}` shows them" if finished else ""
+            print_error_stream(f"interrupted: the runs so far are in {folder / 'runs'}{report}")
+        raise
+    if all_recipes:
+        waiting = [name for name in RECIPES if name not in READY]
+        results["skipped"] += [{"recipe": name, "reason": f"it needs {named(name).needs}"} for name in waiting]
+        for skipped in results["skipped"]:
+            print_error_stream(f"{skipped['recipe']:<20} skipped: {skipped['reason']}")
+    show_results(results, folder, as_json=as_json)
+    if as_json:
+        typer.echo(json.dumps({**results, "runs": [summary_of_run(run) for run in results["runs"]]}))
+
+
+def _override(from_file: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """What was said on the command line replaces the file's value, and the other form of it."""
+    merged = {key: value for key, value in from_file.items() if key != "recipe"}
+    for one, other in (("steps", "epochs"), ("sample_rate", "batch_size")):
+        if one in said or other in said:
+            merged.pop(one, None)
+            merged.pop(other, None)
+    return merged | said
+
+
+def choose_recipes(from_file: Any, chosen: list[str] | None, settings: dict[str, Any]) -> Any:
+    """The file's recipes, or the chosen ones; each setting goes to every recipe that has such a parameter, and into its label."""
+    from apportion import validate
+    from apportion.strategies.recipes import ROLES, named
+
+    given = from_file if from_file is not None and not chosen else list(chosen or SHORT_LIST)
+    if not isinstance(given, list):
+        return given  # the file is wrong; the settings say how
+    choices: list[Any] = [{"name": choice} if isinstance(choice, str) else choice for choice in given]
+    for key, value in settings.items():
+        role, _, parameter = key.partition(".")
+        validate.known(f"set {key}", role, ROLES, "it names no role")
+        takers = [
+            choice
+            for choice in choices
+            if isinstance(choice, dict) and parameter in named(str(choice.get("name"))).parameters(role)
+        ]
+        if not takers:
+            names = [str(choice.get("name")) for choice in choices if isinstance(choice, dict)]
+            everything = {parameter for name in names for parameter in named(name).parameters(role)}
+            validate.known(f"set {key}", parameter, everything, "no recipe of this comparison has such a parameter")
+        for choice in takers:
+            if isinstance(choice.setdefault(role, {}), dict):  # otherwise the file is wrong; the settings say how
+                choice[role][parameter] = value
+                if "label" in choice:  # it was written for another value
+                    choice["label"] = f"{choice['label']}, {key}={value}"
+        if others := [
+            str(choice.get("name")) for choice in choices if isinstance(choice, dict) and choice not in takers
+        ]:
+            print_error_stream(f"set {key}={value}: {', '.join(others)} has no such parameter and stays as it is")
+    return choices

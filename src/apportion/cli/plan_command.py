@@ -1,0 +1,100 @@
+"""`apportion plan`: what a recipe will do and cost, before any data is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from apportion.cli import options
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_WIDTH = 48
+
+
+def plan(
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(help="Repeatable, to lay plans over each other.", show_default=options.DEFAULT_RECIPE_SHOWN),
+    ] = None,
+    settings: options.Settings = None,
+    data: options.Data = None,
+    epsilon: options.Epsilon = None,
+    delta: options.Delta = None,
+    unit: options.Unit = None,
+    population: options.Population = None,
+    sample_rate: options.SampleRate = None,
+    steps: options.Steps = None,
+    epochs: options.Epochs = None,
+    batch_size: options.BatchSize = None,
+    calibrate: Annotated[
+        str, typer.Option(help="pld: the true ε. clt: as Du et al., not an upper bound, to reproduce their cells.")
+    ] = "pld",
+    html: Annotated[Path | None, typer.Option(help="Also draw the plans on a page.", show_default=False)] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Solve the noise from the budget and show clip, noise and ε spent over the steps, and what each accountant would claim.
+
+    No data is needed or read; --data only fills in the published size of a benchmark.
+
+    Example: apportion plan --recipe abadi --recipe du-growing --epsilon 1.2 --delta 1e-6 --unit record --population 60000
+    --batch-size 256 --steps 5000
+    """
+    from apportion import validate
+    from apportion.cli.compare_command import choose_recipes
+    from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
+    from apportion.compare.experiment import experiment
+    from apportion.report.planning import CALIBRATIONS, draw_plans, plan_recipe
+
+    validate.known("calibrate", calibrate, CALIBRATIONS)
+    values = options.given(
+        data=data or "your data",
+        epsilon=epsilon,
+        delta=delta,
+        unit=unit,
+        population=population,
+        sample_rate=sample_rate,
+        steps=steps,
+        epochs=epochs,
+        batch_size=batch_size,
+    )
+    values["recipe"] = choose_recipes(None, recipe or [options.DEFAULT_RECIPE], options.parse_settings(settings))
+    wanted = experiment(with_benchmark_budget(with_training_defaults(values)))
+    wanted.check()
+    plans = [plan_recipe(choice.recipe(), wanted.budget(), wanted.sampling(), calibrate) for choice in wanted.recipe]
+    if html is not None:
+        draw_plans(plans, html)
+    if as_json:
+        typer.echo(json.dumps(plans[0] if len(plans) == 1 else plans))
+        return
+    for one in plans:
+        _show(one)
+    if html is not None:
+        typer.echo(f"Drawn in {html}")
+
+
+def _show(plan: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(
+        f"[bold]{plan['recipe']}[/bold]  ε = {plan['epsilon']:.4f} (asked for {plan['target_epsilon']:g}), δ = {plan['delta']:g}, "
+        f"{plan['steps']:,} steps with q = {plan['sample_rate']:.4g}",
+        soft_wrap=True,
+    )
+    spent = [price for _, price in plan["spent"]]
+    for name, series in (("ε spent", spent), ("noise", plan["noise_multiplier"]), ("clip", plan["clip"])):
+        console.print(f"  {name:<8} {sparkline(series)}  {series[0]:.4g} → {series[-1]:.4g}")
+    claims = ", ".join(
+        f"{name} {'refuses' if value is None else f'{value:.4g}'}" for name, value in plan["claims"].items()
+    )
+    console.print(f"  [dim]claims: {claims}[/dim]\n", soft_wrap=True)
+
+
+def sparkline(series: list[float]) -> str:
+    """The series as a line of bars from 0 to its largest value."""
+    picked = [series[index * (len(series) - 1) // (_WIDTH - 1)] for index in range(_WIDTH)]
+    top = max(picked) or 1.0
+    return "".join(_BARS[round(value / top * (len(_BARS) - 1))] for value in picked)

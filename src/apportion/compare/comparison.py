@@ -1,0 +1,221 @@
+"""Run recipes side by side on one data set and collect what came out."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from apportion.compare.baseline import train_without_privacy
+from apportion.compare.commit import commit
+from apportion.compare.experiment import Experiment, RecipeChoice
+from apportion.compare.momentum import with_momentum
+from apportion.compare.resolve import Subject, resolve
+from apportion.compare.seeds import over_seeds
+from apportion.errors import InvalidArgument
+from apportion.execution import Execution
+from apportion.models.temper import temper
+from apportion.plan import describe
+from apportion.report.planning import plan_by_limit_theorem
+from apportion.sampling import Sampling
+from apportion.strategies.clip.clip_schedule import ClipSchedule
+from apportion.strategies.context import Context
+from apportion.training.history import Entry
+from apportion.training.recovery import Recovery
+from apportion.training.statement import in_words
+from apportion.training.train import train
+from apportion.training.versions import package_versions
+
+Announce = Callable[[dict[str, Any]], None]
+
+
+def compare(
+    experiment: Experiment,
+    out: Path,
+    *,
+    data_dir: Path | None = None,
+    progress: bool | None = None,
+    announce: Announce = lambda run: None,
+    skip_unfit: bool = False,
+) -> dict[str, Any]:
+    """Run every recipe with every seed. `announce` is told of each run as it ends. Returns the content of results.json.
+
+    Args:
+        skip_unfit: list a recipe that is refused for this model or these settings under "skipped", with the reason, and go on.
+    """
+    experiment.check()
+    subject = resolve(experiment.data, experiment.model, data_dir)
+    runs, skipped = [], []
+    for choice in experiment.recipe:
+        for seed in experiment.seeds or (None,):
+            folder = new_folder(out / "runs", choice.shown if seed is None else f"{choice.shown}-seed{seed}")
+            try:
+                run = run_recipe(experiment, choice, subject, seed, folder, progress)
+            except InvalidArgument as error:  # nothing was trained and nothing charged
+                if not skip_unfit:
+                    raise
+                skipped.append({"recipe": choice.shown, "reason": str(error)})
+                break
+            runs.append(run)
+            announce(run)
+    return results(experiment.title, runs) | ({"skipped": skipped} if skip_unfit else {})
+
+
+def results(title: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The content of results.json."""
+    return {
+        "version": 1,
+        "title": title,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "versions": package_versions(),
+        "runs": list(runs),
+        "cells": cells(runs),
+    }
+
+
+def run_recipe(
+    experiment: Experiment,
+    choice: RecipeChoice,
+    subject: Subject,
+    seed: int | None,
+    folder: Path | None,
+    progress: bool | None = None,
+    ledger: Path | None = None,
+    recovery: Recovery | None = None,
+    resume: bool = False,
+    probe: Callable[[nn.Module], float] | None = None,
+) -> dict[str, Any]:
+    """Train once and describe the run.
+
+    Args:
+        folder: gets the run folder of a private run.
+        ledger: gets its charges.
+        probe: what else is asked of a private run's model whenever it is evaluated, for data that is public; `median_norm` in the history.
+    """
+    recipe, sampling = choice.recipe(), experiment.sampling()
+    lr, optimizer = choice.lr or experiment.lr, choice.optimizer or experiment.optimizer
+    momentum = experiment.momentum if choice.momentum is None else choice.momentum
+    factory = with_momentum(optimizer, momentum)
+    torch.manual_seed(seed or 0)  # the initial weights are public; noise never comes from this generator
+    activation = choice.activation or experiment.activation
+    model = subject.build(activation)
+    if recipe.model is not None:
+        model = temper(model, **asdict(recipe.model))
+    started = time.perf_counter()
+    outcome: dict[str, Any] = {
+        "recipe": choice.shown,
+        "data": subject.data_name,
+        "model": subject.model_name,
+        "activation": activation,
+        "seed": seed,
+        "population": sampling.population,
+        "sample_rate": sampling.sample_rate,
+        "expected_batch_size": sampling.expected_batch_size,
+        "lr": lr,
+        "optimizer": optimizer,
+        "momentum": momentum,
+        "lr_follows": choice.lr_follows,
+    }
+    if recipe.clip is None or recipe.noise is None:
+        history = train_without_privacy(
+            model,
+            cross_entropy,
+            subject.train,
+            sampling=sampling,
+            lr=lr,
+            optimizer=factory,
+            evaluate=subject.test,
+            seed=seed,
+        )
+        outcome |= dict.fromkeys(
+            ("epsilon", "target_epsilon", "delta", "unit", "neighbours", "accountant", "statement")
+        )
+        outcome |= {"private": False, "clip": None, "noise": None, "update": None, "steps": sampling.steps}
+    else:
+        probed: dict[int, dict[str, float]] = {}
+
+        def look(entry: Entry) -> None:
+            if probe is not None and entry.epsilon is not None:
+                probed[entry.step] = {"median_norm": probe(model)}
+
+        budget = experiment.budget()
+        if choice.calibrated_by == "clt":
+            plan = plan_by_limit_theorem(recipe, budget, sampling)
+            recipe = dataclasses.replace(recipe, noise=plan.noise)
+            budget = dataclasses.replace(budget, epsilon=plan.epsilon)
+        run = train(
+            model,
+            cross_entropy,
+            subject.train,
+            budget=budget,
+            population=sampling.population,
+            sample_rate=sampling.sample_rate,
+            steps=sampling.steps,
+            lr=lr,
+            optimizer=factory,
+            scheduler=_scheduler(experiment.followed(choice), sampling),
+            clip=recipe.clip,
+            noise=recipe.noise,
+            update=recipe.update,
+            evaluate=subject.test,
+            execution=Execution(micro_batch=experiment.micro_batch),
+            seed=seed,
+            out=folder,
+            ledger=ledger,
+            recovery=recovery or Recovery(spare=0),
+            resume=resume,
+            progress=progress,
+            label=choice.shown,
+            on_step=look,
+        )
+        facts = run.statement()
+        history = [entry.as_json() | probed.get(entry.step, {}) for entry in run.history]
+        keys = ("epsilon", "target_epsilon", "delta", "unit", "neighbours", "accountant", "private", "clip", "noise")
+        outcome |= {key: facts[key] for key in keys}
+        outcome |= {"target_epsilon": experiment.epsilon}  # what was asked for, also of a plan that truly costs more
+        outcome |= {"update": describe(recipe.update), "statement": in_words(facts), "steps": run.steps}
+        outcome |= {"folder": None if folder is None else str(folder)}
+    accuracies = [entry["test_accuracy"] for entry in history if entry.get("test_accuracy") is not None]
+    return outcome | {
+        "test_accuracy": accuracies[-1] if accuracies else None,
+        "seconds": round(time.perf_counter() - started, 3),
+        "history": history,
+    }
+
+
+def _scheduler(clip: ClipSchedule | None, sampling: Sampling) -> Callable[[Optimizer], LRScheduler] | None:
+    """η_t = η·C_t/C_1, where C_t are the thresholds of `clip`."""
+    if clip is None:
+        return None
+
+    def threshold(step: int) -> float:
+        return clip.threshold_at(Context(min(step, sampling.steps), sampling.steps, sampling.sample_rate))
+
+    return lambda optimizer: LambdaLR(optimizer, lambda taken: threshold(taken + 1) / threshold(1))
+
+
+def cells(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Means over seeds: one row for each recipe, data set, model and budget."""
+    identity = ("recipe", "data", "model", "target_epsilon", "delta")
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault(tuple(run[name] for name in identity), []).append(run)
+    return [dict(zip(identity, key, strict=True)) | over_seeds(members) for key, members in groups.items()]
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """A folder that does not exist yet: the ledger of an earlier run is never overwritten."""
+    name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    candidates = (parent / (name if number == 1 else f"{name}-{number}") for number in range(1, 10_000))
+    return next(path for path in candidates if not path.exists())

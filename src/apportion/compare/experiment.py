@@ -1,0 +1,226 @@
+"""What an experiment file or a command line may say, checked in one place."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from apportion import validate
+from apportion.budget import Budget, Record
+from apportion.compare.momentum import require_sgd
+from apportion.errors import InvalidArgument
+from apportion.sampling import Sampling
+from apportion.strategies.clip.clip_schedule import ClipSchedule
+from apportion.strategies.recipes import ROLES, Recipe, named
+
+UNITS = {"record": Record}
+
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RecipeChoice(_Strict):
+    """One recipe of a comparison, with its own hyper-parameters where they differ from the experiment's.
+
+    Args:
+        label: what it is called in results; its name if nothing is said.
+        lr_follows: the label of another recipe of the experiment, whose clip is known in advance. The learning rate then is η·C_t/C_1 with
+            its C_t, so that a fixed clip stands beside a decaying one as its control.
+        control_of: the label of the recipe that this one is a control of.
+        calibrated_by: "pld" solves the noise from the true ε; "clt" from the limit theorem of Du et al., which is no upper bound, so
+            that the run really spends more than the experiment's ε.
+        paper: the accuracy that the source printed, in per cent, and `paper_std` what it printed after ±.
+        seeds: instead of the experiment's.
+    """
+
+    name: str
+    label: str | None = None
+    clip: dict[str, Any] = Field(default_factory=dict)
+    noise: dict[str, Any] = Field(default_factory=dict)
+    update: dict[str, Any] = Field(default_factory=dict)
+    lr: float | None = None
+    lr_follows: str | None = None
+    optimizer: str | None = None
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    activation: str | None = None
+    control_of: str | None = None
+    calibrated_by: Literal["pld", "clt"] = "pld"
+    paper: float | None = Field(default=None, ge=0, le=100)
+    paper_std: float | None = Field(default=None, ge=0)
+    seeds: tuple[Seed, ...] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        """A name alone is a recipe with its defaults."""
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def shown(self) -> str:
+        """What the recipe is called in results: its label, to tell two settings of one recipe apart."""
+        return self.label or self.name
+
+    def recipe(self) -> Recipe:
+        settings = {f"{role}.{key}": value for role in ROLES for key, value in getattr(self, role).items()}
+        recipe = named(self.name).with_settings(settings)
+        recipe.require_complete()
+        return recipe
+
+
+STUDY_KEYS = ("title", "source", "note", "experiment")
+"""What a study has beside the settings of its experiments."""
+
+
+class Later(_Strict):
+    """A published figure that cannot be run yet, so that it is missing in sight.
+
+    Args:
+        label: the method.
+        paper: the accuracy that the source printed, in per cent.
+        reason: what it waits for.
+    """
+
+    label: str
+    paper: float | None = Field(default=None, ge=0, le=100)
+    reason: str
+
+
+class Experiment(_Strict):
+    """Recipes on one data set with one model, at one budget.
+
+    Args:
+        label: what it is called beside other experiments of a study.
+        momentum: of the optimiser "sgd".
+        paper_epsilon: what the source claims to have spent, where it is not `epsilon`.
+        kind: "training" trains; "price" only works out what the plan costs from step to step; "norms" trains on data that is a published
+            benchmark, and therefore public, and writes down the median norm of its unclipped gradients.
+    """
+
+    title: str = "Comparison"
+    label: str | None = None
+    kind: Literal["training", "price", "norms"] = "training"
+    data: str
+    model: str | None = None
+    activation: str | None = None
+    recipe: tuple[RecipeChoice, ...] = ()
+    later: tuple[Later, ...] = ()
+    epsilon: float | None = None
+    delta: float | None = None
+    unit: str | None = None
+    population: int | None = None
+    batch_size: int | None = None
+    sample_rate: float | None = None
+    epochs: float | None = None
+    steps: int | None = None
+    lr: float
+    optimizer: str = "sgd"
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    seeds: tuple[Seed, ...] = ()
+    micro_batch: int | Literal["auto"] = "auto"
+    paper_epsilon: float | None = None
+
+    def sampling(self) -> Sampling:
+        """The public facts of every run of the experiment."""
+        return Sampling.declare(
+            population=self.population,
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+            sample_rate=self.sample_rate,
+            steps=self.steps,
+        )
+
+    def budget(self) -> Budget:
+        """The budget; each of its three parts must have been said."""
+        reasons = {
+            "epsilon": "how much privacy may be lost is your decision",
+            "delta": "for which part of probability e^ε need not bound the ratio is your decision; below 1/population",
+            "unit": "it must say whom the guarantee protects",
+        }
+        for argument, reason in reasons.items():
+            if getattr(self, argument) is None:
+                example = {"epsilon": "3.0", "delta": "1e-5", "unit": "record"}[argument]
+                raise InvalidArgument(
+                    argument, None, reason, f"Pass --{argument} {example} (or {argument} in the file)"
+                )
+        unit = UNITS[validate.known("unit", str(self.unit), UNITS)]()
+        return Budget(epsilon=self.epsilon or 0.0, delta=self.delta or 0.0, unit=unit)
+
+    def check(self) -> None:
+        """Raise for everything that can be seen to be wrong before data is read."""
+        if not self.recipe and not self.later:
+            raise InvalidArgument("recipe", (), "there is nothing to run", 'Write recipe = ["abadi"], or [[recipe]]')
+        self.sampling()
+        shown = [choice.shown for choice in self.recipe]
+        if twice := sorted({name for name in shown if shown.count(name) > 1}):
+            raise InvalidArgument(
+                "recipe",
+                twice,
+                "two entries have the same name, and their results would be mixed up",
+                "Give each a label of its own",
+            )
+        recipes = [choice.recipe() for choice in self.recipe]
+        if any(recipe.private for recipe in recipes):
+            self.budget()
+        for choice in self.recipe:
+            for field in ("lr_follows", "control_of"):
+                if (other := getattr(choice, field)) is not None:
+                    validate.known(f"{choice.shown}.{field}", other, shown, "no recipe of this experiment is called so")
+            self.followed(choice)
+            momentum = self.momentum if choice.momentum is None else choice.momentum
+            require_sgd(choice.optimizer or self.optimizer, momentum)
+
+    def followed(self, choice: RecipeChoice) -> ClipSchedule | None:
+        """The clip that the learning rate of `choice` follows; it must be known in advance."""
+        if choice.lr_follows is None:
+            return None
+        clip = next(other for other in self.recipe if other.shown == choice.lr_follows).recipe().clip
+        if not isinstance(clip, ClipSchedule):
+            raise InvalidArgument(
+                "lr_follows",
+                choice.lr_follows,
+                "its thresholds are not known before the run",
+                "Name a recipe whose clip is a formula or a sequence",
+            )
+        return clip
+
+
+def experiment(values: dict[str, Any]) -> Experiment:
+    """Validate values from any source; the first problem becomes one clear line."""
+    try:
+        return Experiment(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            owners: dict[str, type[_Strict]] = {"recipe": RecipeChoice, "later": Later}
+            owner = owners.get(str(first["loc"][0]), Experiment) if len(first["loc"]) > 1 else Experiment
+            names = (*owner.model_fields, *(STUDY_KEYS if owner is Experiment else ()))
+            validate.known(place, str(first["loc"][-1]), names, "there is no such setting")
+        raise InvalidArgument(place, first.get("input"), first["msg"].lower(), "Correct this setting") from None
+
+
+def find_file(name: str) -> Path:
+    """A TOML file by its path, or the packaged one, `demo`, by its name."""
+    if Path(name).is_file() or name.endswith(".toml"):
+        return Path(name)
+    packaged = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.toml"))}
+    reason = "there is no such file and no packaged experiment of that name"
+    return packaged[validate.known("file", name, packaged, reason)]
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The settings of a TOML file."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise InvalidArgument("file", str(path), f"it cannot be read: {error.strerror}", "Check the path") from error
+    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, of a number with thousands of digits
+        raise InvalidArgument("file", str(path), f"it is not valid TOML: {error}", "Correct that line") from error

@@ -1,0 +1,123 @@
+"""From a name on the command line to the thing itself: built in, or a person's own `module:function`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apportion import data as data_room
+from apportion.budget import Public
+from apportion.data import DataSet
+from apportion.errors import ApportionError, InvalidArgument
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is trained on what: data, and a way to build a fresh model, `build()` or `build(activation)`."""
+
+    data_name: str
+    model_name: str
+    train: Any
+    test: Public | None
+    population: int | None
+    build: Callable[..., nn.Module]
+
+
+def resolve(data_name: str, model_name: str | None, data_dir: Path | None = None) -> Subject:
+    """Load the data and find the model. Nothing is trained."""
+    from apportion.compare import networks as models
+
+    if _is_own(data_name):
+        train, test = _own_data(data_name)
+        if model_name is None or not _is_own(model_name):
+            raise InvalidArgument(
+                "model",
+                model_name,
+                "built-in models do not know the shape of your own data",
+                "Pass --model module:function",
+            )
+        return Subject(data_name, model_name, train, test, None, partial(_own_model, model_name))
+    data: DataSet = data_room.load(data_name, data_dir)
+    name = model_name or models.default_name(data)
+    build = partial(_own_model, name) if _is_own(name) else partial(models.build, name, data)
+    return Subject(data_name, name, data.train, data.test, data.population, build)
+
+
+def load_model(model_name: str, data_name: str | None, data_dir: Path | None = None) -> nn.Module:
+    """A fresh model by name; a built-in one needs data to know its inputs and classes."""
+    if _is_own(model_name):
+        return _own_model(model_name)
+    return resolve(data_name or "digits", model_name, data_dir).build()
+
+
+def load_example(model_name: str, data_name: str | None, data_dir: Path | None = None) -> Any:
+    """One record of the data with all values set to zero; `None` for an own model whose data was not named."""
+    from apportion.curator.records import as_records
+
+    if data_name is None and _is_own(model_name):
+        return None
+    return as_records(resolve(data_name or "digits", model_name, data_dir).train).example
+
+
+def _is_own(name: str) -> bool:
+    return ":" in name and not name.startswith("folder:")
+
+
+def call_own(argument: str, name: str) -> Any:
+    """Call the person's function `module:function`, found from the current folder or installed."""
+    module_name, _, function_name = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except Exception as error:  # whatever the person's module does while it is imported
+        raise InvalidArgument(
+            argument,
+            name,
+            f"it cannot be imported: {error}",
+            "Name an importable module and a function in it: module:function",
+        ) from error
+    try:
+        return function()
+    except ApportionError:
+        raise
+    except Exception as error:
+        raise InvalidArgument(
+            argument, name, f"calling it failed with {type(error).__name__}: {error}", "It must work without arguments"
+        ) from error
+
+
+def _own_model(name: str, activation: str | None = None) -> nn.Module:
+    from torch import nn
+
+    if activation is not None:
+        raise InvalidArgument(
+            "activation", activation, "your own function builds the model", "Choose the activation there"
+        )
+    model = call_own("model", name)
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument("model", name, f"it returned a {type(model).__name__}", "Return a torch.nn.Module")
+    return model
+
+
+def _own_data(name: str) -> tuple[Any, Public | None]:
+    value = call_own("data", name)
+    if isinstance(value, DataSet):
+        return value.train, value.test
+    if isinstance(value, tuple) and len(value) == 2 and (value[1] is None or isinstance(value[1], Public)):
+        return value
+    raise InvalidArgument(
+        "data",
+        name,
+        "it must return (train_data, test_data), and the test data must be declared public, or be None",
+        "Return ((inputs, targets), apportion.Public((test_inputs, test_targets)))",
+    )

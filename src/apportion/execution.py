@@ -1,0 +1,101 @@
+"""What can change speed and memory of a run but never its guarantee: engine, micro-batch, workers, limit of memory."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from apportion import validate
+from apportion.errors import InvalidArgument, WrongOrder
+
+Mode = Literal["one-pass", "one-pass, channels last", "one-pass, copying inputs", "vmap", "loop"]
+"""The engines. one-pass: all records together (`one_pass.py`); for images with channels last in memory, which is often faster; if need
+be with copies of what later layers overwrite.
+vmap, loop: the reference, every record with weights of its own (`reference.py`): slower, for any module."""
+LARGEST = 1280
+"""Records in a micro-batch, however many are asked for. Their float32 sum rounds what one of them adds, and one record more changes how the
+others are rounded, by amounts that grow with their number: up to 0.00024·C was seen at 1280. Micro-batches are added in float64."""
+USUAL = 512
+"""About so many records are in a micro-batch if nobody says: fewer cost time for each of them, more stay in no cache."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What can change speed and memory but never the guarantee.
+
+    Args:
+        micro_batch: records whose gradients are held at one time, at most 1280. "auto" takes what fits into `memory_limit`; if there is
+            none, about 512, with room for chance (`physical_batch`), or as many as have 128 MiB of activations (`memory.py`).
+        engine: "auto" takes the fastest engine that gives exact gradients. "one-pass" runs a micro-batch together, after it was proved
+            that records stay apart (`proof.py`); "vmap" gives every record weights of its own, and is proved likewise; "loop" runs one
+            record after the other. A model for which an engine cannot be proved is refused if that engine is asked for.
+        workers: processes that read the records of a `Dataset` ahead; 0 reads them in this one. Of no use for tensors in memory.
+        memory_limit: bytes, or a text such as "2GB", for the model, its copy and the peak of a step; not for the records and the
+            program itself. What fits is found on synthetic records before anything is charged (`memory.py`): the choice depends
+            on the model and on the shape of a record, never on a value of one or on how many there are.
+    """
+
+    micro_batch: int | Literal["auto"] = "auto"
+    engine: Literal["auto"] | Mode = "auto"
+    workers: int = 0
+    memory_limit: int | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory_limit is not None:
+            if self.micro_batch != "auto":
+                raise InvalidArgument(
+                    "memory_limit",
+                    self.memory_limit,
+                    f"it chooses the micro-batch, and micro_batch={self.micro_batch!r} does so too",
+                    "Leave one of them out",
+                )
+            validate.store(self, memory_limit=bytes_of("memory_limit", self.memory_limit))
+        elif self.micro_batch != "auto":
+            validate.whole(
+                "micro_batch", self.micro_batch, "it is a number of records", "Use a smaller one if memory runs out"
+            )
+        validate.known("engine", self.engine, ("auto", *get_args(Mode)))
+        workers = validate.whole("workers", self.workers, "it is a number of processes", "Use 0 to have none", least=0)
+        validate.store(self, workers=workers)
+
+    def physical_batch(self, expected_batch_size: float) -> int:
+        """The most records that are held at one time, at most `LARGEST`. It follows from declared numbers, never from what was drawn.
+
+        Args:
+            expected_batch_size: B. It is cut into k = ⌈B/512⌉ parts; chance draws more than B/k + 4·√(B/k) for a part only rarely.
+        """
+        if self.memory_limit is not None:
+            raise WrongOrder("no model was tried yet, so what fits into memory_limit is not known: pass micro_batch")
+        if self.micro_batch == "auto":
+            part = expected_batch_size / math.ceil(expected_batch_size / USUAL)
+            return min(math.ceil(part + 4 * math.sqrt(part)), LARGEST)
+        return min(self.micro_batch, LARGEST)
+
+
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def bytes_of(argument: str, value: str | int) -> int:
+    """The number of bytes that `value` stands for: "2GB" is 2·10⁹, "2GiB" is 2·2³⁰, a number is bytes."""
+    fix = 'Use a number of bytes, or a text such as "2GB" or "512MiB"'
+    if not isinstance(value, str):
+        return validate.whole(argument, value, "it is a number of bytes", fix)
+    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]+)\s*", value)
+    if found is None or found[2].upper() not in _UNITS:
+        raise InvalidArgument(argument, value, "it is not an amount of memory", fix)
+    amount = int(float(found[1]) * _UNITS[found[2].upper()])
+    if amount < 1:
+        raise InvalidArgument(argument, value, "it is less than one byte", fix)
+    return amount
+
+
+def as_text(amount: float) -> str:
+    """1234567 → "1.2 MB"."""
+    for unit in ("B", "kB", "MB"):
+        if amount < 999.5:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:.3g} GB"

@@ -1,0 +1,243 @@
+"""How much memory a private step takes, and how many records fit into a limit.
+
+A step holds, at its peak,
+
+    standing + BASE + PARAMETERS·parameters + LIVE·live(b) + CONVOLUTION·largest(b)        for a physical batch of b records:
+
+`standing` is the model and the engine's copy of it. `live(b)` are the tensors that exist at one time: activations, noted inputs and
+output gradients of b records, workspaces of the kernels, sums and noise. `largest(b)` is what one convolution reads and writes, of all
+the one with most. They are counted, not modelled: the curator itself answers a request on two micro-batches of synthetic records,
+while every tensor that torch makes is noted, for b = 1, 4, 16, … until the records take more than the workspaces, which stop growing.
+From there on both are straight lines. The factors are fitted to benchmarks/memory.py --check, once for all models.
+
+Only the shapes and types of a record are used, never a value. The state of the optimiser comes on top: one number a parameter for
+momentum, two for Adam.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from apportion.curator.curator import Curator
+from apportion.curator.gradients.engine import EngineChoice, build_engine
+from apportion.curator.randomness import Randomness
+from apportion.curator.records import Records
+from apportion.curator.tree import batch_size, call_model, map_tensors, tensors_of
+from apportion.errors import InvalidArgument
+from apportion.execution import LARGEST, Execution, Mode, as_text
+from apportion.models.check import copy_of
+from apportion.models.synthetic import runnable_batch
+from apportion.request import ClippedSum, Event, Request
+
+BASE = 3 << 20
+"""Buffers of the mathematical libraries and small objects."""
+LIVE = 1.25
+"""Memory of the process for each byte of live tensors. The C library puts tensors of different sizes side by side, and what is free
+between two that live on cannot always be used again."""
+CONVOLUTION = 2
+"""The mathematical library convolves copies in a layout of its own, which torch does not see, and keeps the blocks it took for them."""
+PARAMETERS = 4.5
+"""The gradient that stays with every parameter, and blocks of that size that are kept from one step to the next."""
+ENOUGH = 64 << 20
+"""Bytes of records after which live(b) is taken for a straight line: the kernels' workspaces have a few MiB and no more."""
+
+COMFORTABLE = 128 << 20
+"""Bytes of activations in a micro-batch if nobody says; a private step takes about twice as much. On large models a larger micro-batch
+is no faster, because it leaves the caches."""
+
+CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """The memory of a private step by the number of records that are held at one time.
+
+    Args:
+        standing: bytes of the model and of the engine's copy.
+        added: at least two pairs (records, bytes that a step adds at its peak), both growing.
+    """
+
+    standing: int
+    added: tuple[tuple[int, int], ...]
+
+    @property
+    def bytes_per_record(self) -> float:
+        """What one more record takes in a large batch."""
+        (fewer, less), (more, most) = self.added[-2:]
+        return (most - less) / (more - fewer)
+
+    def bytes_at(self, records: int) -> int:
+        """What a step takes with so many records at one time, with the model."""
+        return self.standing + self.added_at(records)
+
+    def added_at(self, records: int) -> int:
+        """The same without the model and its copy: what the first steps add to a process that is ready to train."""
+        sizes, peaks = zip(*self.added, strict=True)
+        beyond: float = max(0, records - sizes[-1]) * self.bytes_per_record
+        within: float = np.interp(records, sizes, peaks).item()
+        return round(within + beyond)
+
+    def largest_batch(self, limit: int) -> int:
+        """The most records that fit into `limit` bytes, a multiple of 8 if more than 8."""
+        if self.bytes_at(1) > limit:
+            raise InvalidArgument(
+                "memory_limit",
+                as_text(limit),
+                f"a private step of this model takes {as_text(self.bytes_at(1))} with a single record",
+                "Allow more, or use a smaller model",
+            )
+        fits, too_many = 1, LARGEST + 1
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            fits, too_many = (middle, too_many) if self.bytes_at(middle) <= limit else (fits, middle)
+        return fits if fits <= 8 else fits - fits % 8
+
+
+def with_known_batch(
+    execution: Execution, model: nn.Module, choice: Mode | EngineChoice, inputs: Any, expected_batch_size: float
+) -> Execution:
+    """`execution` with a number for `micro_batch`, for records like `inputs`: what fits into its memory limit; without one, the usual
+    number, or fewer where these would take too much."""
+    if execution.memory_limit is not None:
+        largest = memory_model(model, choice, inputs).largest_batch(int(execution.memory_limit))
+        return replace(execution, micro_batch=largest, memory_limit=None)
+    if execution.micro_batch != "auto":
+        return execution
+    usual = execution.physical_batch(expected_batch_size)
+    return replace(execution, micro_batch=min(usual, comfortable_batch(model, choice, inputs)))
+
+
+def comfortable_batch(model: nn.Module, choice: Mode | EngineChoice, inputs: Any) -> int:
+    """How many records like `inputs` have `COMFORTABLE` bytes of activations; where gradients are written out, of those as well.
+
+    Counted in a forward pass of one and of two synthetic records, which is much quicker than a `MemoryModel`.
+    """
+    subject = copy_of(model).train()
+    few = synthetic_batch(subject, inputs)
+
+    def made(records: int) -> int:
+        with torch.random.fork_rng(devices=[]), LiveTensors() as live:
+            call_model(subject, repeated(few, records))
+        peak: int = live.peak
+        return peak
+
+    of_one = made(2) - made(1)
+    if str(choice) in ("vmap", "loop"):
+        of_one += sum(parameter.nbytes for parameter in subject.parameters())
+    return max(1, COMFORTABLE // max(1, of_one))
+
+
+def memory_model(model: nn.Module, choice: Mode | EngineChoice, inputs: Any) -> MemoryModel:
+    """Count the tensors of private steps of `model` on synthetic records shaped like `inputs`, one record."""
+    subject = copy_of(model).train()
+    synthetic = synthetic_batch(subject, inputs)
+    step = _Step(subject, choice, synthetic)
+    step.added(1)  # what is made once, tables for instance, is made now
+    added = [(1, step.added(1))]
+    while len(added) < 2 or (added[-1][1] < added[0][1] + ENOUGH and added[-1][0] < LARGEST):
+        records = min(4 * added[-1][0], LARGEST)
+        added.append((records, max(step.added(records), added[-1][1])))
+    own = [*subject.parameters(), *subject.buffers()]
+    return MemoryModel(2 * sum(tensor.nbytes for tensor in own), tuple(added))
+
+
+def synthetic_batch(model: nn.Module, inputs: Any) -> Any:
+    """A few synthetic records like `inputs`, on which `model` runs."""
+    return runnable_batch("inputs", model, inputs)[0]
+
+
+def repeated(batch: Any, records: int) -> Any:
+    """The records of `batch` again and again, until there are `records`."""
+    places = torch.arange(records) % batch_size(batch)
+    return map_tensors(lambda tensor: tensor[places], batch)
+
+
+def stand_in_loss(outputs: Any, _: Any) -> Tensor:
+    """A loss that holds as much as cross-entropy, for outputs of any shape."""
+    parts = [tensor for tensor in tensors_of(outputs) if tensor.is_floating_point()]
+    return torch.stack([functional.log_softmax(part.flatten(1), dim=1).square().sum() for part in parts]).sum()
+
+
+class _NoCharges:
+    """Synthetic records have nobody to protect."""
+
+    def charge(self, event: Event) -> None:
+        pass
+
+
+class _Step:
+    """A curator's whole answer on synthetic records."""
+
+    def __init__(self, model: nn.Module, choice: Mode | EngineChoice, synthetic: Any):
+        self._engine, self._synthetic = build_engine(model, choice), synthetic
+        self._parameters = sum(parameter.nbytes for parameter in model.parameters())
+        self._request = Request(1.0, 1.0, 1.0, (ClippedSum(1.0),))
+
+    def added(self, records: int) -> int:
+        """Bytes that a process needs while two micro-batches of `records` records are clipped and summed."""
+
+        def batch(indices: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Any, Tensor]:
+            return repeated(self._synthetic, len(indices)), torch.zeros(len(indices))
+
+        held = Records(2 * records, batch, (map_tensors(lambda tensor: tensor[0], self._synthetic), torch.zeros(())))
+        curator = Curator(
+            held, self._engine, _NoCharges(), Randomness.seeded(0), Execution(micro_batch=records, engine="auto")
+        )
+        with LiveTensors() as live:
+            curator.answer(self._request, stand_in_loss)
+        records_and_workspaces: float = LIVE * live.peak + CONVOLUTION * live.largest_convolution
+        return round(BASE + PARAMETERS * self._parameters + records_and_workspaces)
+
+
+class LiveTensors(TorchDispatchMode):
+    """Counts the bytes of all tensors that operators make while it is entered, until each is freed.
+
+    Attributes:
+        peak: the most that there were at one time.
+        largest_convolution: the most that one convolution read and wrote.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self.largest_convolution = self._now = 0
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = function(*arguments, **(named or {}))
+        made = _with_storage(result)
+        given = {
+            tensor.untyped_storage()._cdata for tensor in _with_storage((arguments, named))
+        }  # a view is nothing new
+        for tensor in made:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._sizes and storage._cdata not in given:
+                self._sizes[storage._cdata] = storage.nbytes()
+                self._now += storage.nbytes()
+                weakref.finalize(storage, self._freed, storage._cdata)
+        self.peak = max(self.peak, self._now)
+        if function in CONVOLUTIONS:
+            touched = sum(tensor.nbytes for tensor in (*arguments[:2], *made))
+            self.largest_convolution = max(self.largest_convolution, touched)
+        return result
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # it would be imported to be skipped, which takes two seconds
+
+    def _freed(self, storage: int) -> None:
+        self._now -= self._sizes.pop(storage, 0)
+
+
+def _with_storage(tree: Any) -> list[Tensor]:
+    return [tensor for tensor in tensors_of(tree) if tensor.layout == torch.strided]

@@ -1,0 +1,198 @@
+"""Synthetic records, shaped like an example, on which a copy of a model is run. No value of a real record is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves, tree_map
+
+from apportion.curator.tree import call_model
+from apportion.errors import ApportionError, InvalidArgument, UnsupportedModel
+from apportion.models.check import copy_of
+from apportion.models.closeness import identical
+
+Structure = Any
+"""One record, or a batch of them: a tensor, or a tuple, list or dict of these."""
+RECORDS = 3
+"""In a synthetic batch: two could hide mixing that is symmetric in its pair."""
+Kind = Literal["plain", "tokens", "padded", "kept"]
+_NUMBERS = ((0, 1, 2), (0, 1, 1), (3, 2, 1), (0, 0, 0))
+"""Of integers: the record's number; for models that know fewer words or classes; for lengths, which are not 0 and often fall; only 0."""
+_Result = TypeVar("_Result")
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model is; the CPU if it holds nothing."""
+    tensor = next((t for t in (*model.parameters(), *model.buffers())), None)
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+def prepared(model: nn.Module) -> nn.Module:
+    """A copy in train() mode whose dropout drops nothing, so that its outputs can be compared."""
+    if any(is_lazy(tensor) or tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise UnsupportedModel(
+            "The model has parameters without values, so that it cannot be run; check(model) names them."
+        )
+    subject = copy_of(model).train()
+    for module in subject.modules():
+        if isinstance(module, _DropoutNd):
+            module.p = 0.0
+        # nn.MultiheadAttention, nn.LSTM and many layers written by hand
+        if isinstance(vars(module).get("dropout"), float):
+            vars(module)["dropout"] = 0.0
+    return subject
+
+
+def batches(
+    argument: str,
+    example: Structure,
+    model: nn.Module,
+    draw: Callable[..., torch.Tensor] = torch.randn,
+    *,
+    kind: Kind = "plain",
+) -> Iterator[Structure]:
+    """Synthetic batches shaped like `example`, to be tried in turn until one runs.
+
+    Floats are random. The other numbers depend on the kind:
+
+    - plain: booleans are False. Integers are the number of the record, because records that are all zeros would hide mixing; as a model may
+      know fewer than three words or classes, they are then cut at 1, then are 3, 2, 1, as a length must not be 0, and at last 0;
+    - tokens: integers are random words, among them all that are special to an embedding of the model: padding, the first, the last;
+    - padded, kept: records have different lengths as well. Behind its length a record has zeros, and booleans are a mask that is true
+      there, or before.
+    """
+    leaves = tree_leaves(example)
+    if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        raise InvalidArgument(
+            argument,
+            example,
+            "one record must be made of tensors",
+            "Pass a tensor, or a tuple, list or dict of tensors",
+        )
+    device = device_of(model)
+    # An index out of range is an error on the CPU that can be caught, but on a GPU it ends the process.
+    for numbers in _NUMBERS if device.type == "cpu" else _NUMBERS[-1:]:
+        words, own = _words(model, max(numbers)), torch.tensor(numbers)
+        generator = torch.Generator().manual_seed(0)
+
+        def synthetic(
+            leaf: torch.Tensor,
+            own: torch.Tensor = own,
+            words: torch.Tensor = words,
+            generator: torch.Generator = generator,
+        ) -> torch.Tensor:
+            shape = (RECORDS, *leaf.shape)
+            if leaf.is_floating_point() or leaf.is_complex():
+                values = draw(shape, generator=generator)
+            elif leaf.dtype == torch.bool:
+                values = torch.zeros(shape)
+            elif leaf.dim() and kind != "plain":
+                values = words[torch.randint(len(words), shape, generator=generator)]
+            else:
+                values = own.reshape(RECORDS, *[1] * leaf.dim()).expand(shape)
+            if kind in ("padded", "kept") and leaf.dim():
+                beyond = _beyond(leaf.shape[0]).reshape(RECORDS, leaf.shape[0], *[1] * (leaf.dim() - 1))
+                mask = beyond if kind == "padded" else ~beyond
+                values = mask.expand(shape) if leaf.dtype == torch.bool else values.masked_fill(beyond, 0)
+            return values.to(device=device, dtype=leaf.dtype, copy=True)
+
+        yield tree_map(synthetic, example)
+
+
+def _words(model: nn.Module, highest: int) -> torch.Tensor:
+    """Words that every embedding of the model knows, the special ones often; numbers up to `highest` if that is less than two."""
+    tables = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+    size = min((table.num_embeddings for table in tables), default=highest + 1)
+    if highest < 2 or size < 3:
+        return torch.arange(min(highest, size - 1) + 1)
+    special = {0, 1, size - 1, *(table.padding_idx for table in tables if table.padding_idx is not None)}
+    return torch.tensor([*sorted(word for word in special if word < size), size // 3, 2 * size // 3])
+
+
+def _beyond(places: int) -> torch.Tensor:
+    """(records, places), true behind the length of each record: two thirds, all and one third of the places, in no order."""
+    ends = torch.tensor([max(1, 2 * places // 3), places, max(1, places // 3)])
+    return torch.arange(places) >= ends[:, None]
+
+
+def pairs(
+    inputs: Structure, target: Structure, model: nn.Module, kind: Kind = "plain"
+) -> Iterator[tuple[Structure, Structure]]:
+    """Batches of inputs with batches of targets, to be tried in turn."""
+    for records in batches("inputs", inputs, model, kind=kind):
+        for answers in batches("target", target, model, draw=torch.rand):
+            yield records, answers
+
+
+def other_kinds(inputs: Structure) -> tuple[Kind, ...]:
+    """The kinds of batches beside the plain one that differ for records like this one."""
+    leaves = tree_leaves(inputs)
+    tokens = any(leaf.dim() and not leaf.is_floating_point() and leaf.dtype != torch.bool for leaf in leaves)
+    masks = any(leaf.dtype == torch.bool for leaf in leaves)
+    kinds: tuple[tuple[Kind, bool], ...] = (("tokens", tokens), ("padded", True), ("kept", masks))
+    return tuple(kind for kind, differs in kinds if differs)
+
+
+def first_that_runs(
+    function: Callable[[Structure], _Result], candidates: Iterator[Structure], subject: str, example: Structure
+) -> tuple[Structure, _Result]:
+    """The first candidate that `function` accepts, and its result; if none, say why and on what shape it failed."""
+    failure: Exception | None = None
+    for candidate in candidates:
+        try:
+            return candidate, function(candidate)
+        except ApportionError:
+            raise
+        except Exception as error:
+            failure = error
+    shape = tree_map(lambda tensor: f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}", example)
+    raise UnsupportedModel(
+        f"{subject} failed on a synthetic record of {shape} with a batch dimension in front: "
+        f"{type(failure).__name__}: {failure}. "
+        "Inputs are passed as model(x), a tuple as model(*x), a dict as model(**x); class labels must be int64."
+    ) from failure
+
+
+def run(model: nn.Module, batch: Structure, seed: int) -> Structure:
+    """The model's outputs, with fixed random draws; refuses one that writes over its records."""
+    given = tree_map(torch.clone, batch)
+    with seeded(seed, device_of(model)):
+        outputs = call_model(model, given)
+    if not all(identical(one, other) for one, other in zip(tree_leaves(given), tree_leaves(batch), strict=True)):
+        raise UnsupportedModel(
+            "The model overwrites the records that it is given. "
+            "Use inplace=False in its first layers; ap.fix(model) does it in a copy."
+        )
+    return outputs
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Give the model fixed random draws, and put the global random state back afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+def runnable_batch(argument: str, model: nn.Module, example: Structure) -> tuple[Structure, Structure]:
+    """Synthetic records like `example` that `model` runs on, together and each alone; and its outputs for them together."""
+
+    def together_and_alone(records: Structure) -> Structure:
+        for record in range(RECORDS):
+            run(model, pick(records, [record]), seed=0)
+        return run(model, records, seed=0)
+
+    return first_that_runs(together_and_alone, batches(argument, example, model), "The model", example)
+
+
+def pick(batch: Structure, records: list[int]) -> Structure:
+    return tree_map(lambda leaf: leaf[records] if isinstance(leaf, torch.Tensor) else leaf, batch)

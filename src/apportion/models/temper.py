@@ -1,0 +1,62 @@
+"""Tempered sigmoids: bounded activations, which keep the gradients of single records short."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from apportion.errors import InvalidArgument
+from apportion.models.check import copy_of
+from apportion.strategies.tempering import Temper
+
+
+class TemperedSigmoid(nn.Module):
+    """φ(x) = s·sigmoid(T·x) − o. For (s, T, o) = (2, 2, 1) it is tanh, for (1, 1, 0) the logistic sigmoid.
+
+    Args:
+        scale, temperature, offset: s, T and o, as of `apportion.strategies.tempering.Temper`, which names the source.
+    """
+
+    def __init__(self, scale: float = 2.0, temperature: float = 2.0, offset: float = 1.0):
+        super().__init__()
+        shape = Temper(scale, temperature, offset)  # validates them
+        self.scale, self.temperature, self.offset = shape.scale, shape.temperature, shape.offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * torch.sigmoid(self.temperature * x) - self.offset
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale:g}, temperature={self.temperature:g}, offset={self.offset:g}"
+
+
+_REPLACED = (nn.ReLU, nn.Tanh, TemperedSigmoid)
+
+
+def temper(model: nn.Module, scale: float = 2.0, temperature: float = 2.0, offset: float = 1.0) -> nn.Module:
+    """A copy of `model` with a `TemperedSigmoid` in the place of every ReLU; the model passed in is not changed.
+
+    A tanh is a tempered sigmoid already, and takes on the same shape. Only layers can be replaced: a function that is called
+    inside `forward`, as torch.relu(x), cannot be seen here, and stays.
+
+    Args:
+        model: any module with such layers. Weights are kept; other activations are not touched.
+        scale, temperature, offset: s, T and o of φ(x) = s·sigmoid(T·x) − o.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument("model", model, f"it is a {type(model).__name__}", "Pass a torch.nn.Module")
+    tempered = copy_of(model)
+    places = [name for name, layer in tempered.named_modules(remove_duplicate=False) if type(layer) in _REPLACED]
+    if not places:
+        raise InvalidArgument(
+            "model",
+            type(model).__name__,
+            "it has no ReLU or tanh layer to replace; functions such as torch.relu(x) inside forward() cannot be seen",
+            "Use torch.nn.ReLU layers, or apportion.TemperedSigmoid in the model itself",
+        )
+    for name in places:
+        layer = TemperedSigmoid(scale, temperature, offset).train(tempered.training)
+        if not name:
+            return layer
+        parent, _, child = name.rpartition(".")
+        tempered.get_submodule(parent).add_module(child, layer)
+    return tempered

@@ -1,0 +1,78 @@
+"""The attacker's view: what (ε, δ) leaves to someone who knows everything but whether one record was used.
+
+A test for the presence of the record has a true-positive rate TPR and a false-positive rate FPR. The guarantee holds for the event
+"the test says present" from the data with the record to the data without it, TPR ≤ e^ε·FPR + δ, and for the event "the test
+says absent" the other way round, 1 − FPR ≤ e^ε·(1 − TPR) + δ. So
+
+    TPR ≤ min(e^ε·FPR + δ,  1 − e^(−ε)·(1 − δ − FPR)).
+
+If a fair coin decides whether the record is used, a guess is right with probability (TPR + 1 − FPR)/2. That is largest where the two
+bounds meet, at FPR = (1 − δ)/(1 + e^ε) = 1 − TPR, and is there (e^ε + δ)/(1 + e^ε).
+
+These bounds know nothing of the mechanism but ε at one δ (`accounting.attacker` uses all of its privacy curve): they hold, and the
+truth is smaller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from apportion.report import words
+from apportion.report.series import Run
+from apportion.report.words import number
+
+FALSE_POSITIVE_RATES = (0.01, 0.001)
+
+
+def most_true_positives(epsilon: float, delta: float, false_positive_rate: float) -> float:
+    """The largest true-positive rate of any test with this false-positive rate."""
+    grows = math.exp(min(epsilon, 700))
+    steep = grows * false_positive_rate + delta
+    flat = 1 - (1 - delta - false_positive_rate) / grows
+    return min(steep, flat, 1.0)
+
+
+def best_guess(epsilon: float, delta: float) -> float:
+    """The largest probability of a right guess when a fair coin decides whether the record is used."""
+    shrinks = math.exp(-epsilon)
+    return min((1 + delta * shrinks) / (1 + shrinks), 1.0)
+
+
+def attacker_view(runs: Iterable[Run]) -> dict[str, Any] | None:
+    """The bounds for every pair of ε and δ among the runs, beside what blind guessing achieves; None without such a pair."""
+    found: dict[tuple[str, str], list[str]] = {}
+    units, secret = [], []
+    for run in sorted(
+        runs, key=lambda run: -(number(run.get("epsilon")) or 0.0)
+    ):  # of those that are shown alike, the worst
+        epsilon, delta = number(run.get("epsilon")), number(run.get("delta"))
+        if epsilon is None or delta is None or epsilon < 0 or not 0 <= delta <= 1:
+            continue
+        bounds = [most_true_positives(epsilon, delta, rate) for rate in FALSE_POSITIVE_RATES]
+        shown = [_up(bound) for bound in (*bounds, best_guess(epsilon, delta))]
+        found.setdefault((words.epsilon(epsilon), words.delta(delta)), shown)
+        units.append(words.text(run.get("unit")) or "record")
+        secret.append(run.get("private") is not False)
+    if not found:
+        return None
+    one, rarely = units[0], [f"1 in {round(1 / rate):,}" for rate in FALSE_POSITIVE_RATES]
+    begin = "What" if all(secret) else "With secret randomness: what"
+    return {
+        "lead": f"{begin} is left to an attacker who knows every {one} but one, the model and all settings, sees every released "
+        f"value, and asks whether that one {one} was used. At most these shares of used {one}s can be recognised when only "
+        f"{' or '.join(rarely)} unused ones is mistaken for used; and a guess can be right at most so often when a fair coin "
+        f"decided whether the {one} was used.",
+        "heads": [*(f"recognised, {often} mistaken" for often in rarely), "right guesses"],
+        "rows": [{"epsilon": pair[0], "delta": pair[1], "cells": shown} for pair, shown in found.items()],
+        "blind": [f"{100 * rate:g}\u00a0%" for rate in (*FALSE_POSITIVE_RATES, 0.5)],
+        "note": f"δ is not a probability that the promise fails. It is an allowance in the promise itself: a result that has "
+        f"probability p without the {one} has at most e^ε·p + δ with it, and the other way round. These limits follow from ε and δ "
+        "alone, whatever the attack; the limits of the noise that was really used are lower.",
+    }
+
+
+def _up(share: float) -> str:
+    """Rounded up: a limit is never shown smaller than it is."""
+    return f"{math.ceil(round(1000 * share, 6)) / 10:.1f}\u00a0%"

@@ -1,0 +1,106 @@
+"""A model whose gradients never reach the records' own weights is refused before anything is charged."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from apportion.curator.gradients.reference import ReferenceGradients
+from apportion.errors import UnsupportedModel
+from apportion.models import live_gradients
+from apportion.models.live_gradients import require_live_gradients
+from apportion.models.synthetic import prepared
+
+LOSSES = pytest.mark.parametrize("loss", [None, cross_entropy], ids=["size of outputs", "loss"])
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, *, reentrant):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 2)
+        self.middle = nn.Sequential(nn.Linear(5, 5), nn.Tanh())
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        return self.last(checkpoint(self.middle, self.first(x), use_reentrant=self.reentrant))
+
+
+class Behind(ReferenceGradients):
+    """An engine that goes on with the weights it was made with."""
+
+    def __init__(self, model, mode):
+        super().__init__(copy.deepcopy(model), mode)
+
+
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.layer(x + torch.randn_like(x))
+
+
+class PartlyUnused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def required(model, mode, loss=cross_entropy):
+    torch.manual_seed(0)
+    require_live_gradients(prepared(model), mode, loss, torch.randn(3, 4), torch.tensor([0, 1, 0]))
+
+
+@LOSSES
+def test_reentrant_checkpointing_in_a_loop_is_refused_by_name(loss):
+    with pytest.raises(UnsupportedModel, match=r"middle.0.weight, middle.0.bias.*noise alone.*use_reentrant=False"):
+        required(Checkpointed(reentrant=True), "loop", loss)
+
+
+@LOSSES
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_the_one_pass_engine_is_exact_for_it(reentrant, loss):
+    """Its layers note what they see when they are run again, with the weights of this step."""
+    required(Checkpointed(reentrant=reentrant), "one-pass", loss)
+
+
+@LOSSES
+@pytest.mark.parametrize("mode", ["vmap", "loop"])
+def test_weights_that_stay_behind_are_found(monkeypatch, mode, loss):
+    monkeypatch.setattr(live_gradients, "build_engine", Behind)
+    with pytest.raises(UnsupportedModel, match=r"0.weight.*are not those of an ordinary backward pass"):
+        required(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), mode, loss)
+
+
+@LOSSES
+@pytest.mark.parametrize("mode", ["one-pass", "one-pass, copying inputs", "vmap", "loop"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: nn.Linear(4, 2),
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)),
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2), nn.Flatten()),
+        PartlyUnused,
+        Noisy,
+    ],
+    ids=["linear", "deep", "rounding alone", "partly unused", "noisy"],
+)
+def test_ordinary_models_pass(model, mode, loss):
+    required(model(), mode, loss)
+
+
+def test_the_model_is_left_as_it_was():
+    torch.manual_seed(0)
+    model = prepared(nn.Linear(4, 2))
+    before, state = model.weight.detach().clone(), torch.get_rng_state()
+    require_live_gradients(model, "one-pass", cross_entropy, torch.ones(3, 4), torch.tensor([0, 1, 0]))
+    assert torch.equal(model.weight, before)
+    assert model.weight.grad is None
+    assert torch.equal(torch.get_rng_state(), state)
