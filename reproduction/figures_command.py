@@ -27,9 +27,8 @@ def figures(
 
     Example: apportion figures --pages docs
     """
-    from reproduction.figures import Results, draw_all, fill_pages
-
     from apportion.errors import InvalidArgument
+    from reproduction.figures import Results, draw_all, fill_pages
 
     if results.exists() and not results.is_dir():
         raise InvalidArgument("results", str(results), "it is not a folder", "Pass the folder that holds the files")

@@ -33,10 +33,9 @@ def run_study_file(
     as_json: bool,
 ) -> None:
     """Run what is missing, or run kept cells again; print the table, and with `as_json` the content of the file."""
+    from apportion.errors import InvalidArgument
     from reproduction.study import StudyResults, run_study
     from reproduction.study import recheck as run_again
-
-    from apportion.errors import InvalidArgument
 
     if not any((only or "") in cell.title for cell in found.cells) and only is not None:
         example = found.cells[0].title if found.cells else "none"

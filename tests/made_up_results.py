@@ -8,7 +8,7 @@ from reproduction.experiments import find
 from reproduction.study import StudyResults, study
 
 from apportion.compare.experiment import read_file
-from apportion.plan import describe
+from apportion.strategies.descriptions import describe
 
 STUDIES = (
     "ramp_up",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("curator", "models", "accounting", "training")
-HALL = ("execution", "sampling", "plan")
+HALL = ("execution", "sampling", "planning")
 HIDDEN = 100
 """A whole number of this size inside a function is a constant without a name."""
 
@@ -76,7 +76,10 @@ HARMLESS = {
     "training.history.REPORTS": "how often a run is looked at",
     "training.private.SEPARABILITY_CHECKS": "a closer look at the first batches of a loop, whose loss is in its own hands",
     "training.progress.LINES": "of a display",
-    "training.recovery.CHECKPOINTS": "how often a run is saved; tests save after every step",
+    "planning.FORMAT": _FORMAT,
+    "planning.POINTS": "of a drawing",
+    "planning.ROWS": "of a printed table",
+    "training.storage.CHECKPOINTS": "how often a run is saved; tests save after every step",
     "sampling.MOST_STEPS": _LIMIT,
 }
 HARMLESS_INSIDE = {

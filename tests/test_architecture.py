@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "apportion"
 FOUNDATION = {"errors", "validate", "budget", "request", "execution"}
-PLANNING = FOUNDATION | {"accounting", "strategies", "sampling", "plan"}
+PLANNING = FOUNDATION | {"accounting", "strategies", "sampling", "planning", "plan_drawing"}
 CORE = PLANNING | {"curator", "models", "training"}
 MAY_IMPORT = {
     "errors": set(),
@@ -21,7 +21,8 @@ MAY_IMPORT = {
     "accounting": FOUNDATION,
     "strategies": FOUNDATION,
     "sampling": FOUNDATION | {"strategies"},
-    "plan": FOUNDATION | {"accounting", "strategies", "sampling"},
+    "planning": FOUNDATION | {"accounting", "strategies", "sampling", "plan_drawing"},
+    "plan_drawing": {"report", "planning"},
     "curator": FOUNDATION,
     "models": FOUNDATION | {"curator", "strategies"},
     "training": CORE,
@@ -32,7 +33,7 @@ MAY_IMPORT = {
     "search": CORE | {"data", "compare", ""},
     "cli": CORE | {"audit", "data", "report", "compare", "search", ""},
 }
-WITHOUT_TORCH = FOUNDATION | {"accounting", "strategies", "sampling", "plan"}
+WITHOUT_TORCH = FOUNDATION | {"accounting", "strategies", "sampling", "planning"}
 
 
 def room_of(path):

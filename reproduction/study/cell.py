@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from apportion.compare.experiment import Experiment, RecipeChoice
-from apportion.plan import describe
+from apportion.strategies.descriptions import describe
 
 
 @dataclass(frozen=True)

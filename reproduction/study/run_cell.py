@@ -12,7 +12,7 @@ from apportion.compare.commit import commit
 from apportion.compare.comparison import run_recipe
 from apportion.compare.resolve import resolve
 from apportion.compare.threads import one_thread
-from apportion.report.planning import plan_recipe
+from apportion.report.planning import plan_facts, plan_recipe
 from apportion.training.versions import package_versions
 from reproduction.study.cell import Cell
 from reproduction.study.norms import median_norms
@@ -41,7 +41,9 @@ _subject = cache(resolve)
 def _priced(cell: Cell) -> dict[str, Any]:
     """What the plan costs from step to step, by our accountant and in the end by the others; nothing is trained."""
     experiment, choice, started = cell.experiment, cell.choice, time.perf_counter()
-    plan = plan_recipe(choice.recipe(), experiment.budget(), experiment.sampling(), choice.calibrated_by)
+    budget = experiment.budget()
+    planned = plan_recipe(choice.recipe(), budget, experiment.sampling(), choice.calibrated_by)
+    plan = plan_facts(planned, target_epsilon=budget.epsilon, calibration=choice.calibrated_by)
     history = [
         {
             "step": step,

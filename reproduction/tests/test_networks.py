@@ -1,9 +1,9 @@
 import pytest
+import reproduction.networks  # noqa: F401  registers the networks of the papers
 import torch
 from torch import nn
 
 import apportion as ap
-import reproduction.networks  # noqa: F401  registers the networks of the papers
 from apportion.budget import Public
 from apportion.compare import networks as models
 from apportion.data import DataSet

@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from apportion.models.check import check
     from apportion.models.fix import fix
     from apportion.models.temper import TemperedSigmoid, temper
+    from apportion.planning import Plan, plan
     from apportion.strategies import clip, noise, recipes, update
     from apportion.strategies.citations import cite
+    from apportion.strategies.recipes import Recipe
+    from apportion.strategies.roles import Clip, NoiseSchedule, Update
     from apportion.training.private import make_private
-    from apportion.training.recovery import Recovery
     from apportion.training.run import Run
+    from apportion.training.storage import Storage
     from apportion.training.train import train
 
 __version__ = "0.1.0"
@@ -40,22 +43,29 @@ __all__ = [
     "ApportionError",
     "Budget",
     "BudgetExhausted",
+    "Clip",
     "DataNotFound",
     "Execution",
     "InvalidArgument",
+    "NoiseSchedule",
+    "Plan",
     "Public",
+    "Recipe",
     "Record",
-    "Recovery",
     "Run",
+    "Storage",
     "TemperedSigmoid",
     "UnsupportedModel",
+    "Update",
     "WrongOrder",
+    "audit",
     "check",
     "cite",
     "clip",
     "fix",
     "make_private",
     "noise",
+    "plan",
     "recipes",
     "temper",
     "train",
@@ -64,7 +74,14 @@ __all__ = [
 
 _LAZY = {
     "Execution": ("apportion.execution", "Execution"),
-    "Recovery": ("apportion.training.recovery", "Recovery"),
+    "Clip": ("apportion.strategies.roles", "Clip"),
+    "NoiseSchedule": ("apportion.strategies.roles", "NoiseSchedule"),
+    "Plan": ("apportion.planning", "Plan"),
+    "Recipe": ("apportion.strategies.recipes", "Recipe"),
+    "Storage": ("apportion.training.storage", "Storage"),
+    "Update": ("apportion.strategies.roles", "Update"),
+    "audit": ("apportion.audit", None),
+    "plan": ("apportion.planning", "plan"),
     "Run": ("apportion.training.run", "Run"),
     "TemperedSigmoid": ("apportion.models.temper", "TemperedSigmoid"),
     "check": ("apportion.models.check", "check"),

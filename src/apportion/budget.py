@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,10 @@ class Record:
 
     name = "record"
     neighbours = "add or remove one record"
+
+
+UNITS: Mapping[str, type[Record]] = {Record.name: Record}
+"""The units of privacy by name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ import pytest
 
 from apportion import Budget, BudgetExhausted, InvalidArgument, Record
 from apportion.accounting.account import Account
-from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.ledger import Ledger
+from apportion.accounting.rules import FixedPlan
 from apportion.request import Event
 
 BUDGET = Budget(epsilon=3.0, delta=1e-5, unit=Record())
@@ -15,7 +15,7 @@ TOKEN = Event(0.1, 2.0)
 
 
 def account(tokens, path=None):
-    return Account(BUDGET, tokens, PrivacyLossAccountant(), Ledger.create(path))
+    return Account(BUDGET, FixedPlan(tokens), Ledger.create(path))
 
 
 def test_tokens_are_spent_and_then_refused(tmp_path):
@@ -98,7 +98,7 @@ def test_a_ledger_serves_one_account(tmp_path):
     spending = account([TOKEN], tmp_path / "ledger.sqlite")
     spending.charge(TOKEN)
     with pytest.raises(InvalidArgument, match="charges of an earlier run"):
-        Account(BUDGET, [TOKEN], PrivacyLossAccountant(), spending.ledger)
+        Account(BUDGET, FixedPlan([TOKEN]), spending.ledger)
 
 
 def test_accounting_imports_no_torch():

@@ -13,6 +13,7 @@ from apportion.accounting import chain
 from apportion.accounting.account import Account
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.ledger import Ledger
+from apportion.accounting.rules import FixedPlan
 from apportion.accounting.run_filter import GaussianRuns, SumOfRuns
 from apportion.request import Event
 
@@ -29,7 +30,7 @@ def path(tmp_path):
 
 def account(ledger, tokens, delta=1e-6, **continued):
     budget = Budget(epsilon=3.0, delta=delta, unit=Record())
-    return Account(budget, tokens, PrivacyLossAccountant(), ledger, **continued)
+    return Account(budget, FixedPlan(tokens), ledger, **continued)
 
 
 def spend(path, steps, of=None):

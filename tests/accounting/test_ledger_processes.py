@@ -22,13 +22,14 @@ import json, os, random, signal, sys, time
 from pathlib import Path
 from apportion import Budget, BudgetExhausted, Record
 from apportion.accounting.account import Account
+from apportion.accounting.rules import FixedPlan
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.ledger import Ledger
 from apportion.request import Event
 
 def account(path, token, steps):
     budget = Budget(epsilon=3.0, delta=1e-6, unit=Record())
-    return Account(budget, [token] * steps, PrivacyLossAccountant(), Ledger.attach(path))
+    return Account(budget, FixedPlan([token] * steps), Ledger.attach(path))
 """
 
 # For each path on standard input: try to start a run, and say whether it was admitted.

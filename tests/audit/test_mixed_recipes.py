@@ -7,7 +7,8 @@ import pytest
 from torch import nn
 
 import apportion as ap
-from apportion.audit import replay
+import runs
+from runs import replay
 
 LOSS = nn.CrossEntropyLoss()
 CLIPS = [
@@ -54,7 +55,7 @@ def named(chosen):
 
 @pytest.mark.parametrize("chosen", list(combinations(30)), ids=named)
 def test_a_combination_is_within_budget_and_holds(model, records, budget, chosen):
-    run = ap.train(model, LOSS, records, budget=budget, population=400, sample_rate=0.3, steps=6, lr=0.1, **chosen)
+    run = runs.train(model, LOSS, records, budget=budget, population=400, sample_rate=0.3, steps=6, lr=0.1, **chosen)
     assert 0.98 * budget.epsilon <= run.epsilon() <= budget.epsilon
     report = replay(model, LOSS, records, steps=3, **chosen)
     report.require()

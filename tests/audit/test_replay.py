@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import apportion as ap
-from apportion.audit import PrivacyViolation, replay
+from apportion.audit import PrivacyViolation
 from apportion.curator import curator as curator_module
 from apportion.curator import mechanisms
 from apportion.curator.clipping import clipped_sums, held
@@ -23,6 +23,7 @@ from apportion.curator.randomness import Stream
 from apportion.request import ClippedSum, Event, Request
 from apportion.strategies.recipes import READY, named
 from apportion.training import private as private_module
+from runs import replay
 
 LOSS = nn.CrossEntropyLoss()
 PRIVATE_RECIPES = [name for name in READY if named(name).private]

@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 import typer
 
-import apportion as ap
+import runs
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.cli import main
 from apportion.cli.account_command import account
@@ -46,7 +46,7 @@ def saved_run(tmp_path, records, model, budget):
 
     def train(**settings):
         settings = {"sample_rate": 0.3, "steps": 4, "lr": 0.1, "population": 40} | settings
-        run = ap.train(model, torch.nn.functional.cross_entropy, records, budget=budget, **settings)
+        run = runs.train(model, torch.nn.functional.cross_entropy, records, budget=budget, **settings)
         return run.save(tmp_path / "run")
 
     return train

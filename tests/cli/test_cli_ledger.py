@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from apportion import Budget, InvalidArgument, Record
 from apportion.accounting.account import Account
-from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.ledger import Ledger
+from apportion.accounting.rules import FixedPlan
 from apportion.cli.ledger_command import app
 from apportion.request import Event
 
@@ -29,7 +29,7 @@ def path(tmp_path):
     assert "ε = 3 at δ = 1e-05" in result.output
     ledger = Ledger.attach(file)
     budget = Budget(epsilon=3.0, delta=1e-6, unit=Record())
-    spending = Account(budget, [TOKEN] * 3, PrivacyLossAccountant(), ledger)
+    spending = Account(budget, FixedPlan([TOKEN] * 3), ledger)
     spending.charge(TOKEN)
     spending.charge(TOKEN)
     ledger.close()

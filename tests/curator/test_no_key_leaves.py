@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-import apportion as ap
+import runs
 from apportion.curator import randomness
 
 SEED = 7_261_839_405_162_738
@@ -54,7 +54,7 @@ def keys(monkeypatch):
 
 
 def run_folder(tmp_path, model, records, budget, seed):
-    ap.train(
+    runs.train(
         model,
         cross_entropy,
         records,

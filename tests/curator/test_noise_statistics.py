@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+import runs
 from apportion.curator.coins import poisson_draw
 from apportion.curator.curator import Curator
 from apportion.curator.gradients.reference import ReferenceGradients
@@ -88,7 +89,7 @@ def trained_noise(seed, steps):
     Inputs are zero, hence all gradients; with learning rate 1 the weights are the noise.
     """
     model = Twins()
-    run = ap.train(
+    run = runs.train(
         model,
         cross_entropy,
         DATA,

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, get_worker_info
 
-import apportion as ap
+import runs
 from apportion.curator.curator import Curator
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Randomness, Stream
@@ -153,7 +153,7 @@ def answer(data, books, workers):
 def test_training_gives_the_same_weights_bit_for_bit(budget, data, micro_batch):
     def weights(workers):
         model = a_model()
-        ap.train(
+        runs.train(
             model,
             cross_entropy,
             data,
@@ -199,7 +199,7 @@ def test_an_empty_draw_has_no_piece(opened, workers):
 def test_a_loop_of_ones_own(budget):
     def weights(workers):
         model = a_model()
-        private = ap.make_private(
+        private = runs.make_private(
             model,
             torch.optim.SGD(model.parameters(), lr=0.5),
             Plain(),
@@ -494,9 +494,9 @@ def test_workers_end_with_the_records(opened):
     assert torch.equal(rows(read(records)), Plain().inputs)
 
 
-@pytest.mark.parametrize("recovery", [None, ap.Recovery(mode="exact")])
+@pytest.mark.parametrize("recovery", [None, runs.Recovery(mode="exact")])
 def test_no_worker_outlives_the_run(budget, tmp_path, recovery):
-    run = ap.train(
+    run = runs.train(
         a_model(),
         cross_entropy,
         Plain(),
@@ -516,7 +516,7 @@ def test_no_worker_outlives_the_run(budget, tmp_path, recovery):
 
 def test_no_worker_outlives_a_loop_of_ones_own(budget):
     model = a_model()
-    private = ap.make_private(
+    private = runs.make_private(
         model,
         torch.optim.SGD(model.parameters(), lr=0.5),
         Plain(),
@@ -545,7 +545,7 @@ class Pairs(Dataset):
 
 model = torch.nn.Linear(4, 2)
 budget = ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.Record())
-run = ap.train(model, torch.nn.functional.cross_entropy, Pairs(), budget=budget, population=40, sample_rate=0.5, steps=2, lr=0.1,
+run = runs.train(model, torch.nn.functional.cross_entropy, Pairs(), budget=budget, population=40, sample_rate=0.5, steps=2, lr=0.1,
                execution=ap.Execution(workers=2), progress=False)
 assert run.steps == 2
 """

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+import runs
 from apportion.accounting.ledger import Ledger
 from apportion.cli.main import main
 from apportion.curator import mechanisms
@@ -60,7 +61,7 @@ def loop(run, *, stop_after=None):
 
 
 def make_private(model, data, **options):
-    return ap.make_private(model, torch.optim.SGD(model.parameters(), lr=0.5), data, **options)
+    return runs.make_private(model, torch.optim.SGD(model.parameters(), lr=0.5), data, **options)
 
 
 class Watched(torch.utils.data.Dataset):
@@ -97,7 +98,7 @@ def test_a_step_is_charged_on_disk_before_its_records_are_read_and_before_it_is_
     if tier == "train":
         data.watching = True
         monkeypatch.setattr(Watched, "__getitem__", _only_after_the_ledger_exists(Watched.__getitem__, folder))
-        ap.train(model, loss, data, budget=budget, lr=0.5, out=folder, **SMALL)
+        runs.train(model, loss, data, budget=budget, lr=0.5, out=folder, **SMALL)
     else:
         run = make_private(model, data, budget=budget, out=folder, **SMALL)
         data.watching = True
@@ -140,7 +141,7 @@ def test_empty_and_full_draws_are_charged_noised_and_applied_alike(
     monkeypatch.setattr(mechanisms, "gaussian", counted)
     options = SMALL | {"sample_rate": rate, "noise": ap.noise.Constant(5.0), "out": tmp_path / "run", "budget": budget}
     if tier == "train":
-        run = ap.train(model, cross_entropy, records, lr=0.5, **options)
+        run = runs.train(model, cross_entropy, records, lr=0.5, **options)
     else:
         run = make_private(model, records, **options)
         loop(run)
@@ -174,7 +175,7 @@ def test_an_interrupted_run_keeps_its_charges_and_its_price(model, records, budg
         return cross_entropy(outputs, targets)
 
     with pytest.raises(KeyboardInterrupt):
-        ap.train(model, loss, records, budget=budget, lr=0.5, out=tmp_path / "run", **(SMALL | {"steps": 90}))
+        runs.train(model, loss, records, budget=budget, lr=0.5, out=tmp_path / "run", **(SMALL | {"steps": 90}))
     events = charges(tmp_path / "run")
     assert 1 < len(events) < 90
     facts = json.loads((tmp_path / "run/public/privacy.json").read_text())
@@ -187,7 +188,7 @@ def test_an_interrupted_run_keeps_its_charges_and_its_price(model, records, budg
 def test_the_price_in_a_run_folder_is_what_somebody_else_computes_from_its_ledger(model, records, tmp_path, name):
     budget = ap.Budget(epsilon=2.5, delta=3e-6, unit=ap.Record())
     recipe = ap.recipes.named(name)
-    run = ap.train(
+    run = runs.train(
         model,
         cross_entropy,
         records,

@@ -7,8 +7,8 @@ import pytest
 
 from apportion import Budget, InvalidArgument, Record
 from apportion.accounting.account import Account
-from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.ledger import Ledger
+from apportion.accounting.rules import FixedPlan
 from apportion.request import Event
 
 
@@ -16,7 +16,7 @@ from apportion.request import Event
 def test_a_row_that_was_forged_with_its_own_hash_shows_in_the_next_one(tmp_path, forged):
     path, token = tmp_path / "ledger.sqlite", Event(1.0, 40.0)
     ledger = Ledger.create(path)
-    spending = Account(Budget(epsilon=3.0, delta=1e-5, unit=Record()), [token] * 4, PrivacyLossAccountant(), ledger)
+    spending = Account(Budget(epsilon=3.0, delta=1e-5, unit=Record()), FixedPlan([token] * 4), ledger)
     for _ in range(4):
         spending.charge(token)
     rows = list(ledger.rows())

@@ -26,7 +26,7 @@ from apportion.accounting.concentrated import TruncatedConcentratedAccountant
 from apportion.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from apportion.accounting.ledger import Ledger
 from apportion.accounting.renyi import renyi_curve
-from apportion.accounting.rules import ConcentratedFilter, GaussianFilter, Multiset, RenyiFilter
+from apportion.accounting.rules import ConcentratedFilter, FixedPlan, GaussianFilter, Multiset, RenyiFilter, charge
 from apportion.accounting.run_filter import Cost, GaussianRuns, SumOfRuns
 from apportion.budget import Budget, Record
 from apportion.curator.clipping import clipped_sums
@@ -79,18 +79,16 @@ NEAR = [
 @pytest.mark.parametrize(("event", "covered"), NEAR, ids=str)
 def test_a_token_covers_what_it_declares_to_the_last_bit(event, covered):
     assert TOKEN.covers(event) is covered
-    charging = [
-        Account(budget(1.0), [TOKEN] * 2, PrivacyLossAccountant(), Ledger.create()),
-        Multiset({TOKEN: 2}, budget(1.0)),
-    ]
-    for charged in charging:
+    rules = [FixedPlan([TOKEN] * 2), Multiset({TOKEN: 2}, budget(1.0))]
+    for rule in rules:
+        account = Account(budget(1.0), rule, Ledger.create())
         if covered:
-            charged.charge(event)
+            account.charge(event)
         else:
             with pytest.raises(BudgetExhausted):
-                charged.charge(event)
-    assert charging[0].spent == covered
-    assert sum(charging[1].left.values()) == 2 - covered
+                account.charge(event)
+        assert account.spent == covered
+    assert sum(rules[1].left.values()) == 2 - covered
 
 
 def test_the_weakest_token_that_will_do_is_found_among_near_ones():
@@ -98,9 +96,9 @@ def test_the_weakest_token_that_will_do_is_found_among_near_ones():
     tokens = [Event(RATE, down(MULTIPLIER)), TOKEN, Event(RATE, up(MULTIPLIER)), Event(up(RATE), MULTIPLIER)]
     for order in (tokens, tokens[::-1]):
         rule = Multiset(dict.fromkeys(order, 1), budget(1.0))
-        rule.charge(TOKEN)
+        charge(rule, TOKEN)
         assert rule.left == {token: 1 for token in order if token != TOKEN}
-        rule.charge(Event(RATE, up(MULTIPLIER)))
+        charge(rule, Event(RATE, up(MULTIPLIER)))
         assert rule.left == {tokens[0]: 1, tokens[3]: 1}
 
 
@@ -109,16 +107,16 @@ def test_a_plan_may_cost_what_the_budget_has_and_no_more():
     for epsilon, fits in ((price, True), (up(price), True), (price * (1 - 1e-8), False), (price / 1.001, False)):
         accountant = Priced(lambda events: price)
         if fits:
-            assert Account(budget(epsilon), [TOKEN], accountant, Ledger.create()).left == 1
+            assert Account(budget(epsilon), FixedPlan([TOKEN], accountant=accountant), Ledger.create()).left == 1
         else:
             with pytest.raises(BudgetExhausted, match="cost"):
-                Account(budget(epsilon), [TOKEN], accountant, Ledger.create())
+                Account(budget(epsilon), FixedPlan([TOKEN], accountant=accountant), Ledger.create())
 
 
 def test_a_multiset_may_cost_what_the_budget_has_and_no_more():
     tokens = {TOKEN: 20}
     price = PrivacyLossAccountant().epsilon(tokens, DELTA)
-    assert Multiset(tokens, budget(price)).epsilon == price
+    assert Multiset(tokens, budget(price)).epsilon(DELTA) == price
     with pytest.raises(InvalidArgument, match="together they cost"):
         Multiset(tokens, budget(down(price)))
 
@@ -127,14 +125,14 @@ def test_a_multiset_may_cost_what_the_budget_has_and_no_more():
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_an_account_has_as_many_steps_as_were_declared_and_as_many_repetitions_as_spares(steps, spare):
     """Lost steps are taken again while there are spare tokens, then never: whatever a checkpoint says, tokens run out."""
-    account = Account(budget(5.0), [TOKEN] * (steps + spare), PrivacyLossAccountant(), Ledger.create(), spare=spare)
+    account = Account(budget(5.0), FixedPlan([TOKEN] * (steps + spare), spare), Ledger.create())
     account.charge(TOKEN)
     for lost in range(spare):
         account.position = 0
-        assert (account.next_step, account.spares_left, account.left) == (1, spare - lost, steps)
+        assert (account.next_step, account.rule.spares_left, account.left) == (1, spare - lost, steps)
         account.charge(TOKEN)
     account.position = 0
-    assert account.spares_left == 0
+    assert account.rule.spares_left == 0
     assert (account.next_step, account.left) == (2, steps - 1)
     for _ in range(steps - 1):
         account.charge(TOKEN)
@@ -167,7 +165,7 @@ def test_a_filter_admits_its_budget_and_nothing_more(rule, parts):
     def part(size):
         return Event(1.0, (size * scale) ** -0.5)
 
-    charged = make()
+    charged = Account(own, make(), Ledger.create())
     for _ in range(parts - 1):
         charged.charge(part(1 / parts))
     with pytest.raises(BudgetExhausted):
@@ -180,7 +178,7 @@ def test_a_filter_admits_its_budget_and_nothing_more(rule, parts):
 def test_filters_without_sampling_know_a_rate_just_below_one():
     for rule in (GaussianFilter, ConcentratedFilter):
         with pytest.raises(InvalidArgument, match="without sampling only"):
-            rule(budget(1.0)).charge(Event(down(1.0), 50.0))
+            charge(rule(budget(1.0)), Event(down(1.0), 50.0))
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.01, 1e-9), (1.0, 1e-5), (8.0, 1e-5), (40.0, 0.01)])

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+import runs
 from apportion.curator import mechanisms
 from apportion.curator.randomness import Randomness
 from apportion.request import FLOAT32_HEADROOM, ClippedSum
@@ -60,9 +61,9 @@ def noise_of(tier, *, clip, noise, seed=0, rate=RATE, epsilon=40.0):
         "execution": ap.Execution(micro_batch=3),
     }
     if tier == "train":
-        run = ap.train(model, cross_entropy, data, lr=1e-9, optimizer=watched, **options)
+        run = runs.train(model, cross_entropy, data, lr=1e-9, optimizer=watched, **options)
     else:
-        run = ap.make_private(model, watched(model.parameters(), 1e-9), data, **options)
+        run = runs.make_private(model, watched(model.parameters(), 1e-9), data, **options)
         for x, y in run.batches():
             cross_entropy(run.model(x), y).backward()
             run.optimizer.step()

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+import runs
 from apportion.curator import mechanisms
 from apportion.curator.curator import Curator
 from apportion.curator.gradients.engine import build_engine
@@ -180,11 +181,11 @@ def test_a_whole_run_is_clipped_gradient_descent(silent, budget, name, tier):
     options = {"budget": budget, "population": 30, "sample_rate": 1.0, "steps": 3, "clip": clip, "seed": 0}
     options["execution"] = ap.Execution(micro_batch=5)
     if tier == "train":
-        ap.train(model, cross_entropy, data, lr=0.5, **options)
+        runs.train(model, cross_entropy, data, lr=0.5, **options)
     else:
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
         declared = "sum" if tier == "sum" else "mean"
-        loop(ap.make_private(model, optimizer, data, loss_reduction=declared, **options), tier)
+        loop(runs.make_private(model, optimizer, data, loss_reduction=declared, **options), tier)
     for (key, value), (_, wanted) in zip(model.named_parameters(), expected.named_parameters(), strict=True):
         torch.testing.assert_close(value, wanted, rtol=1e-8, atol=1e-10, msg=key)
         assert value.grad is None, "a gradient stays behind where a program can read it"

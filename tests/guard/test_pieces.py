@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+import runs
 from apportion.accounting.accountant import PrivacyLossAccountant, RunningPrice
 from apportion.accounting.buckets import bucket_multipliers
 from apportion.accounting.ledger import Ledger
@@ -91,7 +92,7 @@ def test_a_run_is_the_same_in_small_pieces(records, model, budget):
     def run():
         trained = copy.deepcopy(model).double()
         options = {"population": 40, "sample_rate": 0.6, "steps": 4, "lr": 0.5, "seed": 3}
-        result = ap.train(trained, cross_entropy, data, budget=budget, evaluate=public, **options)
+        result = runs.train(trained, cross_entropy, data, budget=budget, evaluate=public, **options)
         weights = torch.cat([one.detach().flatten() for one in trained.parameters()])
         return weights, [entry.test_accuracy for entry in result.history]
 

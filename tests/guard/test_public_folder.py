@@ -10,17 +10,18 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+import runs
 
 OPTIONS = {"population": 40, "sample_rate": 0.4, "steps": 5, "clip": ap.clip.Decay(start=0.7)}
 
 
 def run_into(folder, tier, model, data, budget, **options):
     if tier == "train":
-        ap.train(model, cross_entropy, data, budget=budget, lr=0.5, out=folder, progress=False, **OPTIONS, **options)
+        runs.train(model, cross_entropy, data, budget=budget, lr=0.5, out=folder, progress=False, **OPTIONS, **options)
         return
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
-    run = ap.make_private(
+    run = runs.make_private(
         model,
         optimizer,
         data,

@@ -12,7 +12,8 @@ from scipy.stats import norm
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
-from apportion.training.recovery import Recovery
+import runs
+from runs import Recovery
 
 STEPS = 6
 
@@ -62,7 +63,7 @@ def start(folder, model, data, *, mode="fresh", spare=2, crash_after=None, resum
         "clip": clip,
     }
     try:
-        return released, ap.train(model, cross_entropy, data, **options)
+        return released, runs.train(model, cross_entropy, data, **options)
     except Power:
         shutil.rmtree(folder)
         snapshot.rename(folder)

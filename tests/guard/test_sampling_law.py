@@ -14,6 +14,7 @@ from scipy import stats
 from torch import nn
 
 import apportion as ap
+import runs
 from apportion.curator import mechanisms
 
 RECORDS, POPULATION, BATCH, STEPS = 60, 100, 30, 400
@@ -47,9 +48,9 @@ def coins_of(tier, monkeypatch, *, seed=None, steps=STEPS):
         "execution": ap.Execution(micro_batch=7),
     }
     if tier == "train":
-        run = ap.train(model, last_output, data, lr=1e-9, optimizer=watched, **options)
+        run = runs.train(model, last_output, data, lr=1e-9, optimizer=watched, **options)
     else:
-        run = ap.make_private(model, watched(model.parameters(), 1e-9), data, loss_reduction="sum", **options)
+        run = runs.make_private(model, watched(model.parameters(), 1e-9), data, loss_reduction="sum", **options)
         for x, _ in run.batches():
             run.model(x).sum().backward()
             run.optimizer.step()

@@ -13,11 +13,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+import runs
 from apportion.accounting import run_filter
 from apportion.accounting.account import Account
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.gaussian import gaussian_delta
 from apportion.accounting.ledger import Ledger
+from apportion.accounting.rules import FixedPlan
 from apportion.curator import framed
 from apportion.curator.clipping import clipped_sums, held
 from apportion.curator.curator import Curator
@@ -28,8 +30,8 @@ from apportion.curator.records import as_records
 from apportion.errors import InvalidArgument, UnsupportedModel, WrongOrder
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Event, Frame, Request
 from apportion.training.exact import ExactCurator
-from apportion.training.recovery import Recovery
 from items import Items
+from runs import Recovery
 
 BOUND = 1 + FLOAT32_HEADROOM
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
@@ -49,7 +51,7 @@ def moved(model, items, odd, budget, **options):
     after = []
     for data in ([*items, odd], items):
         trained = copy.deepcopy(model)
-        ap.train(
+        runs.train(
             trained,
             product,
             Items(data),
@@ -194,7 +196,7 @@ def test_a_head_that_a_loop_takes_up_later_is_refused_then(model, records, budge
     torch.manual_seed(0)
     head, seen = nn.Linear(2, 2), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run = ap.make_private(
+    run = runs.make_private(
         model,
         optimizer,
         records,
@@ -220,7 +222,7 @@ def test_a_gradient_that_lies_in_a_frozen_weight_is_applied_in_no_step(model, re
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     model[0].weight.requires_grad_(False)
     before = model[0].weight.detach().clone()
-    run = ap.make_private(model, optimizer, records, budget=budget, population=40, sample_rate=1.0, steps=3, seed=0)
+    run = runs.make_private(model, optimizer, records, budget=budget, population=40, sample_rate=1.0, steps=3, seed=0)
     for x, y in run.batches():
         model[0].weight.grad = torch.ones_like(model[0].weight)
         cross_entropy(run.model(x), y).backward()
@@ -271,7 +273,7 @@ def test_an_exact_run_has_other_bits_for_every_purpose_of_every_draw(model, reco
         return original(self)  # the same draw once more, from its beginning
 
     monkeypatch.setattr(ExactCurator, "next_draw", watched)
-    ap.train(
+    runs.train(
         model,
         cross_entropy,
         records,
@@ -291,7 +293,7 @@ def test_an_exact_run_has_other_bits_for_every_purpose_of_every_draw(model, reco
 def test_a_forked_process_of_an_exact_run_gets_no_bits(model, records, budget, tmp_path, monkeypatch):
     """Parent and child would add the same noise to different steps."""
     with pytest.raises(WrongOrder, match="forked"):
-        ap.train(
+        runs.train(
             model,
             cross_entropy,
             records,
@@ -316,7 +318,7 @@ def test_nobody_else_may_read_what_an_exact_run_keeps_secret(model, records, bud
             seen.add(path.name)
             assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path.name
 
-    ap.train(
+    runs.train(
         model,
         cross_entropy,
         records,
@@ -336,7 +338,7 @@ def test_nobody_else_may_read_what_an_exact_run_keeps_secret(model, records, bud
 def test_a_run_goes_on_with_the_tokens_that_it_was_admitted_with(budget, change):
     tokens = [Event(1.0, 20.0), Event(1.0, 30.0), Event(1.0, 40.0)]
     ledger = Ledger.create()
-    started = Account(budget, tokens, PrivacyLossAccountant(), ledger, identifier="mine")
+    started = Account(budget, FixedPlan(tokens), ledger, identifier="mine")
     started.charge(tokens[0])
     others = {
         "less noise": [*tokens[:2], Event(1.0, 39.9)],
@@ -344,15 +346,15 @@ def test_a_run_goes_on_with_the_tokens_that_it_was_admitted_with(budget, change)
         "one less": tokens[:2],
     }[change]
     with pytest.raises(InvalidArgument, match="with another plan"):
-        Account(budget, others, PrivacyLossAccountant(), ledger, identifier="mine", position=1)
-    assert Account(budget, tokens, PrivacyLossAccountant(), ledger, identifier="mine", position=1).left == 2
+        Account(budget, FixedPlan(others), ledger, identifier="mine", position=1)
+    assert Account(budget, FixedPlan(tokens), ledger, identifier="mine", position=1).left == 2
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_every_reading_of_epsilon_counts_every_charge(budget, every):
     """However often ε was read before, and although no two steps are alike."""
     tokens = [Event(0.05, 2.0 + 0.1 * step) for step in range(7)]
-    account = Account(budget, tokens, PrivacyLossAccountant(), Ledger.create())
+    account = Account(budget, FixedPlan(tokens), Ledger.create())
     for step, token in enumerate(tokens, 1):
         account.charge(token)
         if step % every == 0:

@@ -12,13 +12,14 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+import runs
 from apportion import clip, noise, recipes
 from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.curator import mechanisms
-from apportion.plan import make_plan
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, NormSum, Request, UnclippedCount
 from apportion.sampling import Sampling
 from apportion.strategies.roles import resolve_roles
+from runs import make_plan
 
 STEPS, RATE, POPULATION = 4, 0.5, 40
 PRIVATE = [name for name in recipes.READY if recipes.named(name).private]
@@ -67,7 +68,7 @@ def watched_run(model, records, monkeypatch):
         monkeypatch.setattr(mechanisms, "gaussian", gaussian)
         chosen, multipliers = resolve_roles(*PAIRS[name])
         watched = Watched(chosen)
-        done = ap.train(
+        done = runs.train(
             model,
             cross_entropy,
             records,
@@ -151,7 +152,7 @@ def test_spare_tokens_cost_what_they_can_pay_for(clipping, schedule):
     """All declared tokens together are within the budget, and a spare one may stand in for any step."""
     budget = ap.Budget(epsilon=4.0, delta=1e-5, unit=ap.Record())
     chosen, multipliers = resolve_roles(clipping, schedule)
-    plan = make_plan(budget, Sampling(1000, 0.2, 8), chosen, multipliers, PrivacyLossAccountant(), spare=5)
+    plan = make_plan(budget, Sampling(1000, 0.2, 8), chosen, multipliers, spare=5)
     *_, spare = plan.tokens
     assert len(plan.tokens) == plan.steps + 5
     assert all(spare.covers(token) for token in plan.tokens)
@@ -171,7 +172,7 @@ def test_counts_that_do_not_fit_a_later_step_are_refused_before_the_first(model,
     """The third of four steps is the noisiest: its counts would take four times its budget."""
     schedule = noise.InfluenceWeighted(weights=[1.0, 1.0, 1e-4, 1.0], multiplier=2.0)
     with pytest.raises(ap.InvalidArgument, match="multiplier of 20 and 1 counts, nothing is left"):
-        ap.train(
+        runs.train(
             model,
             cross_entropy,
             records,

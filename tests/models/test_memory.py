@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import apportion as ap
+import runs
 from apportion.curator.curator import Curator
 from apportion.execution import LARGEST, as_text, bytes_of
 from apportion.models import memory as memory_module
@@ -35,7 +36,7 @@ MODELS = {
 
 
 def short_run(model, records, budget, memory_limit):
-    ap.train(
+    runs.train(
         model,
         nn.CrossEntropyLoss(),
         records,

@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+import runs
 from apportion.compare import networks as models
 from apportion.curator import mechanisms
 from apportion.data import load
@@ -317,7 +318,7 @@ def test_a_candidate_is_an_epoch_of_the_librarys_own_training(momentum_trainer):
     outcome = momentum_trainer.train_epoch(initial, 0.7, seed=11)
     model = models.build("linear", data)
     model.load_state_dict(unpack(initial)["model"])
-    ap.train(
+    runs.train(
         *(model, cross_entropy, data.train),
         budget=ap.Budget(epsilon=1e6, delta=1e-5, unit=ap.Record()),
         population=len(data.train[0]),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-import apportion as ap
+import runs
 from apportion import InvalidArgument, clip
 from apportion.request import FLOAT32_HEADROOM, Released, Request
 from apportion.strategies.context import Context
@@ -135,7 +135,7 @@ def test_without_adaptation_it_is_a_fixed_threshold(records, budget):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
         data = (records[0].double(), records[1])
-        ap.train(
+        runs.train(
             model,
             nn.CrossEntropyLoss(),
             data,

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-import apportion as ap
+import runs
 from apportion import InvalidArgument, clip
-from apportion.audit import replay
 from apportion.request import Request
 from apportion.strategies.context import Context
 from apportion.training.packing import pack, unpack
+from runs import replay
 
 LOSS = nn.CrossEntropyLoss()
 KINDS = {
@@ -52,7 +52,7 @@ def test_every_kind_trains_with_groups_and_passes_the_replay(model, records, bud
     names, count = GROUPS[groups]
     strategy = KINDS[kind](groups=names)
     trained = copy.deepcopy(model)
-    run = ap.train(
+    run = runs.train(
         trained,
         LOSS,
         records,

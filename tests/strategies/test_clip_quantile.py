@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import apportion as ap
+import runs
 from apportion import InvalidArgument, clip
 from apportion.request import Released, Request, UnclippedCount
 from apportion.strategies.context import Context
@@ -96,7 +97,7 @@ def test_counts_that_would_take_the_whole_budget_are_refused_with_what_would_do(
 
 def test_a_run_whose_counts_do_not_fit_charges_nothing(model, records, budget, tmp_path):
     with pytest.raises(InvalidArgument, match="batch_size/20, because none was given"):
-        ap.train(
+        runs.train(
             model,
             nn.CrossEntropyLoss(),
             records,

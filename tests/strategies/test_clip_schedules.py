@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-import apportion as ap
+import runs
 from apportion import InvalidArgument, clip, noise
 from apportion.strategies.context import Context
 from apportion.strategies.noise import NoiseSchedule
@@ -51,7 +51,7 @@ def test_a_fixed_deviation_keeps_the_noise_and_lowers_the_price():
 def test_a_run_with_a_fixed_deviation_is_priced_by_its_own_multipliers(model, records, budget):
     """Both roles at once, and also where the given multiplier affords fewer steps than were asked for."""
     for strategy, steps in ((clip.FixedDeviation(0.5, 4), 6), (clip.FixedDeviation(0.5, 4, multiplier=1.0), 40)):
-        run = ap.train(
+        run = runs.train(
             model,
             nn.CrossEntropyLoss(),
             records,
@@ -187,7 +187,7 @@ def test_both_a_file_and_thresholds_or_neither(tmp_path):
 def test_a_run_that_waits_for_its_thresholds_charges_nothing(model, records, budget, tmp_path):
     before = [parameter.detach().clone() for parameter in model.parameters()]
     with pytest.raises(InvalidArgument, match="clip.thresholds"):
-        ap.train(
+        runs.train(
             model,
             nn.CrossEntropyLoss(),
             records,

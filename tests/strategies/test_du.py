@@ -7,9 +7,9 @@ import pytest
 from apportion import InvalidArgument, clip, noise, recipes
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.budget import Budget, Record
-from apportion.plan import make_plan
 from apportion.sampling import Sampling
 from apportion.strategies.context import Context
+from runs import make_plan
 
 
 def test_growing_mu_starts_just_below_its_scale_and_ends_at_the_ratio():

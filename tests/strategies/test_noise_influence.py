@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from apportion import InvalidArgument, clip, noise
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.budget import Budget, Record
-from apportion.plan import make_plan
 from apportion.sampling import Sampling
 from apportion.strategies.context import Context
+from runs import make_plan
 
 TABLE = [2.5319, 2.4661, 2.4019, 2.3395, 2.2787, 2.2195, 2.1618, 2.1056, 2.0508, 1.9975]  # T = 10, γ = 0.9, ρ = 1
 

@@ -8,10 +8,10 @@ from apportion import clip, noise
 from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.accounting.verification import independent_price
 from apportion.budget import Budget, Record
-from apportion.plan import make_plan
 from apportion.request import Event
 from apportion.sampling import Sampling
 from apportion.strategies.context import Context
+from runs import make_plan
 
 BUDGET = Budget(epsilon=2.0, delta=1e-5, unit=Record())
 SAMPLING = Sampling(1000, 0.1, 12)
@@ -40,7 +40,7 @@ def test_every_schedule_is_here():
 
 @every
 def test_the_budget_is_spent_and_not_exceeded(schedule):
-    plan = make_plan(BUDGET, SAMPLING, clip.Fixed(1.0), schedule, PrivacyLossAccountant())
+    plan = make_plan(BUDGET, SAMPLING, clip.Fixed(1.0), schedule)
     price = independent_price(count_events(plan.tokens), BUDGET.delta)
     assert plan.steps == SAMPLING.steps
     assert not price.rounded

@@ -16,10 +16,10 @@ from apportion.accounting.concentrated import (
 )
 from apportion.accounting.renyi import RenyiAccountant
 from apportion.budget import Budget, Record
-from apportion.plan import make_plan
 from apportion.request import Event
 from apportion.sampling import Sampling
 from apportion.strategies.context import Context
+from runs import make_plan
 
 PUBLISHED = {
     "constant": noise.Constant(8.0),

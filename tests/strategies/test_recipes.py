@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+import runs
 from apportion import InvalidArgument, clip, noise, recipes
 from apportion.strategies.citations import BIBTEX, citation_keys
 from apportion.strategies.recipes.explanation import parameters, parts, schedule
@@ -54,7 +55,7 @@ def test_what_a_recipe_says_it_adapts_is_what_moves(name):
 def test_every_recipe_takes_steps_within_its_budget(name, records, budget):
     torch.manual_seed(0)
     recipe, model = recipes.named(name), nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    run = ap.train(
+    run = runs.train(
         model if recipe.model is None else ap.temper(model),
         cross_entropy,
         records,
@@ -152,7 +153,7 @@ def test_citations_name_what_is_used():
 
 def test_a_run_is_cited_by_what_it_used(records, budget):
     model = ap.temper(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
-    run = ap.train(
+    run = runs.train(
         model,
         cross_entropy,
         records,

@@ -4,6 +4,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+import runs
 
 
 class Functional(nn.Module):
@@ -55,7 +56,7 @@ def test_a_tempered_model_trains_privately(records, budget):
     torch.manual_seed(0)
     model = ap.temper(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
     before = model[0].weight.detach().clone()
-    ap.train(
+    runs.train(
         model, cross_entropy, records, budget=budget, population=40, sample_rate=0.4, steps=2, lr=0.5, progress=False
     )
     assert not torch.equal(before, model[0].weight)

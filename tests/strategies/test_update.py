@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+import runs
 from apportion.training.evaluation import accuracy
 
 
@@ -27,7 +28,7 @@ def logged_clip(**options):
 
 
 def train(model, records, budget, seed=3, lr=0.5, **options):
-    return ap.train(
+    return runs.train(
         model,
         cross_entropy,
         records,
@@ -97,7 +98,7 @@ def test_the_average_has_the_stated_weights_and_does_not_touch_training(model, r
 
 def test_the_average_of_one_step_is_that_step(model, records, budget):
     """Without the bias correction it would be (1 − β)·θ_1."""
-    run = ap.train(
+    run = runs.train(
         model,
         cross_entropy,
         records,
@@ -138,7 +139,7 @@ def test_both_weights_are_saved(model, records, budget, tmp_path):
 
 def test_the_average_survives_a_crash(model, records, budget, tmp_path):
     def private(resume, average=0.9):
-        return ap.make_private(
+        return runs.make_private(
             model,
             torch.optim.SGD(model.parameters(), lr=0.5),
             records,
@@ -148,7 +149,7 @@ def test_the_average_survives_a_crash(model, records, budget, tmp_path):
             steps=6,
             out=tmp_path / "run",
             update=ap.update.Plain(average=average),
-            recovery=ap.Recovery(every=1, spare=1),
+            recovery=runs.Recovery(every=1, spare=1),
             resume=resume,
         )
 

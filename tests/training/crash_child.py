@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+import runs
 from apportion.curator import mechanisms
 from apportion.training import checkpoint, exact
 from apportion.training.packing import digest
@@ -77,7 +78,7 @@ def train(folder, mode, resume, steps, spare, clip=None):
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(40, 4, generator=generator)
     torch.manual_seed(0)
-    return ap.train(
+    return runs.train(
         nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Dropout(0.2), nn.Linear(3, 2)),
         cross_entropy,
         (inputs, (inputs.sum(1) > 0).long()),
@@ -90,6 +91,6 @@ def train(folder, mode, resume, steps, spare, clip=None):
         scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99),
         clip=clip or Witness(str(folder)),
         out=folder,
-        recovery=ap.Recovery(mode=mode, spare=spare, every=3),
+        recovery=runs.Recovery(mode=mode, spare=spare, every=3),
         resume=resume,
     )

@@ -9,12 +9,13 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import apportion as ap
+import runs
 
 GOOD = {"population": 40, "sample_rate": 0.25, "steps": 3, "lr": 0.5}
 
 
 def train(model, data, budget, out, **options):
-    return ap.train(model, cross_entropy, data, budget=budget, out=out, **{**GOOD, **options})
+    return runs.train(model, cross_entropy, data, budget=budget, out=out, **{**GOOD, **options})
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_arguments_of_train(model, records, budget, tmp_path, options, words):
 
 def test_model_and_loss_swapped(model, records, budget):
     with pytest.raises(ap.InvalidArgument, match="^model="):
-        ap.train(cross_entropy, model, records, budget=budget, **GOOD)
+        runs.train(cross_entropy, model, records, budget=budget, **GOOD)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_loaders_with_their_own_sampling(model, records, budget, tmp_path, loade
     with pytest.raises(ap.InvalidArgument, match="Sampler.*loader.dataset"):
         train(model, loader(records), budget, tmp_path / "run")
     with pytest.raises(ap.InvalidArgument, match="Sampler.*loader.dataset"):
-        ap.make_private(
+        runs.make_private(
             model,
             torch.optim.SGD(model.parameters(), lr=1.0),
             loader(records),
@@ -157,7 +158,7 @@ def normalised_by_the_batch(outputs, targets):
 @pytest.mark.parametrize("loss", [contrastive, normalised_by_the_batch])
 def test_losses_that_mix_records(model, records, budget, tmp_path, loss):
     with pytest.raises(ap.UnsupportedModel, match="loss mixes records"):
-        ap.train(model, loss, records, budget=budget, out=tmp_path / "run", **GOOD)
+        runs.train(model, loss, records, budget=budget, out=tmp_path / "run", **GOOD)
     assert not (tmp_path / "run").exists()
 
 
@@ -196,7 +197,7 @@ def test_models_that_cannot_be_trained_privately(records, budget, tmp_path, buil
 def test_an_optimizer_over_other_parameters(model, records, budget, parameters, words):
     optimizer = torch.optim.SGD(parameters(model), lr=1.0)
     with pytest.raises(ap.InvalidArgument, match=words):
-        ap.make_private(model, optimizer, records, budget=budget, population=40, sample_rate=0.1, steps=1)
+        runs.make_private(model, optimizer, records, budget=budget, population=40, sample_rate=0.1, steps=1)
 
 
 def test_an_optimizer_instance_is_for_make_private(model, records, budget):

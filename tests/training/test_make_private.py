@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, kl_div, mse_loss
 
 import apportion as ap
+import runs
 from apportion.curator import curator as curator_module
 from apportion.curator import mechanisms
 from apportion.curator.randomness import Randomness
@@ -23,7 +24,7 @@ def weights(model):
 
 def private(model, data, budget, *, lr=0.5, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    return ap.make_private(model, optimizer, data, budget=budget, **{**SMALL, **options})
+    return runs.make_private(model, optimizer, data, budget=budget, **{**SMALL, **options})
 
 
 def loop(run, loss_fn=cross_entropy):
@@ -43,7 +44,7 @@ def test_it_trains_exactly_as_train_does(records, budget, micro_batch, reduction
     torch.manual_seed(0)
     first = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
     second, data = copy.deepcopy(first), (records[0].double(), records[1])
-    ap.train(first, cross_entropy, data, budget=budget, lr=0.5, clip=ap.clip.Decay(start=0.4), **SMALL)
+    runs.train(first, cross_entropy, data, budget=budget, lr=0.5, clip=ap.clip.Decay(start=0.4), **SMALL)
     run = private(
         second,
         data,
@@ -70,7 +71,7 @@ def test_recurrent_models_run_record_by_record(budget):
     first = Recurrent().double()
     second, data = copy.deepcopy(first), (torch.randn(12, 5, 3).double(), torch.randint(0, 2, (12,)))
     options = {**SMALL, "population": 12, "steps": 2}
-    ap.train(first, cross_entropy, data, budget=budget, lr=0.5, **options)
+    runs.train(first, cross_entropy, data, budget=budget, lr=0.5, **options)
     loop(private(second, data, budget, **options))
     torch.testing.assert_close(weights(second), weights(first), rtol=1e-10, atol=1e-12)
 
@@ -146,7 +147,7 @@ def test_a_loop_over_epochs(model, records, budget, tmp_path):
 def test_parameter_groups_keep_their_learning_rates(model, records, budget):
     first = copy.deepcopy(model)
     groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters(), "lr": 0.5}]
-    run = ap.make_private(model, torch.optim.SGD(groups, lr=1.0), records, budget=budget, **SMALL)
+    run = runs.make_private(model, torch.optim.SGD(groups, lr=1.0), records, budget=budget, **SMALL)
     loop(run)
     assert torch.equal(model[0].weight, first[0].weight)
     assert not torch.equal(model[2].weight, first[2].weight)
@@ -157,7 +158,7 @@ def test_a_scheduler_is_stepped_once_a_logical_step(model, records, budget):
     """Also after empty draws, and however many micro-batches a draw has: its course is public."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
-    run = ap.make_private(
+    run = runs.make_private(
         model,
         optimizer,
         records,
@@ -173,7 +174,7 @@ def test_a_scheduler_is_stepped_once_a_logical_step(model, records, budget):
 def test_settings_that_change_inside_the_loop_are_refused(model, records, budget):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
-    run = ap.make_private(model, optimizer, records, budget=budget, **{**SMALL, "sample_rate": 1.0})
+    run = runs.make_private(model, optimizer, records, budget=budget, **{**SMALL, "sample_rate": 1.0})
     with pytest.raises(ap.WrongOrder, match="scheduler="):
         for x, y in run.batches():
             cross_entropy(run.model(x), y).backward()
@@ -223,7 +224,7 @@ def test_a_stale_gradient_of_a_frozen_parameter_is_not_applied(model, records, b
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     model[0].requires_grad_(False)
     before = model[0].weight.detach().clone()
-    loop(ap.make_private(model, optimizer, records, budget=budget, **SMALL))
+    loop(runs.make_private(model, optimizer, records, budget=budget, **SMALL))
     assert torch.equal(model[0].weight, before)
 
 
@@ -589,21 +590,21 @@ def test_an_odd_scheduler_is_refused_before_anything_is_charged(model, records, 
     make, words = ODD_SCHEDULERS[kind]
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with pytest.raises(ap.InvalidArgument, match=f"scheduler=.*{words}"):
-        ap.make_private(
+        runs.make_private(
             model, optimizer, records, budget=budget, scheduler=make(optimizer), out=tmp_path / "run", **SMALL
         )
     with pytest.raises(ap.InvalidArgument, match=f"scheduler=.*{words}"):
-        ap.train(model, cross_entropy, records, budget=budget, lr=1.0, scheduler=make, out=tmp_path / "run", **SMALL)
+        runs.train(model, cross_entropy, records, budget=budget, lr=1.0, scheduler=make, out=tmp_path / "run", **SMALL)
     assert not (tmp_path / "run").exists()
 
 
 def test_train_takes_a_function_that_makes_the_scheduler(model, records, budget):
     scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=1.0), 1)
     with pytest.raises(ap.InvalidArgument, match="scheduler='StepLR'.*lambda optimizer"):
-        ap.train(model, cross_entropy, records, budget=budget, lr=1.0, scheduler=scheduler, **SMALL)
+        runs.train(model, cross_entropy, records, budget=budget, lr=1.0, scheduler=scheduler, **SMALL)
 
 
 @pytest.mark.parametrize("make", [Timetable, lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)])
 def test_whatever_steps_without_an_argument_is_accepted(model, records, budget, make):
-    run = ap.train(model, cross_entropy, records, budget=budget, lr=1.0, scheduler=make, **{**SMALL, "steps": 2})
+    run = runs.train(model, cross_entropy, records, budget=budget, lr=1.0, scheduler=make, **{**SMALL, "steps": 2})
     assert [entry.learning_rate for entry in run.history] == [(1.0,), (0.5,)]

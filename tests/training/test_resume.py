@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+import runs
 from apportion.accounting.ledger import Ledger
 from apportion.accounting.run_filter import GaussianRuns
 from apportion.curator import mechanisms
@@ -163,22 +164,17 @@ def test_an_older_checkpoint_refunds_nothing(tmp_path, dies, spare, paid, taken)
 
 def test_spare_tokens_are_priced_into_the_plan(tmp_path):
     """Declared, they cost as if they were spent: theory gives 1.181 for 5,000 steps and 1.193 with 100 spare ones."""
-    from apportion.accounting.accountant import PrivacyLossAccountant
-    from apportion.plan import make_plan
     from apportion.sampling import Sampling
+    from runs import make_plan
 
     sampling = Sampling(population=60_000, sample_rate=256 / 60_000, steps=5_000)
     budget = ap.Budget(epsilon=2.0, delta=1e-5, unit=ap.Record())
     prices = [
-        make_plan(
-            budget, sampling, ap.clip.Fixed(1.0), ap.noise.Constant(multiplier=1.2), PrivacyLossAccountant(), spare
-        ).epsilon
+        make_plan(budget, sampling, ap.clip.Fixed(1.0), ap.noise.Constant(multiplier=1.2), spare=spare).epsilon
         for spare in (0, 100)
     ]
     assert prices == pytest.approx([1.181, 1.193], abs=1e-3)
-    growing = make_plan(
-        budget, Sampling(60_000, 0.01, 50), ap.clip.Fixed(1.0), ap.noise.GrowingMu(), PrivacyLossAccountant(), 3
-    )
+    growing = make_plan(budget, Sampling(60_000, 0.01, 50), ap.clip.Fixed(1.0), ap.noise.GrowingMu(), spare=3)
     assert all(spare.covers(step) for spare in growing.tokens[50:] for step in growing.tokens[:50])
     assert growing.epsilon <= 2.0
 
@@ -188,7 +184,7 @@ def test_own_loops_go_on_too(tmp_path, records, budget):
         torch.manual_seed(0)
         model = nn.Linear(4, 2)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-        return ap.make_private(
+        return runs.make_private(
             model,
             optimizer,
             records,
@@ -198,7 +194,7 @@ def test_own_loops_go_on_too(tmp_path, records, budget):
             steps=STEPS,
             scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2),
             out=tmp_path / "run",
-            recovery=ap.Recovery(every=1),
+            recovery=runs.Recovery(every=1),
             resume=resume,
         )
 
@@ -226,7 +222,7 @@ def test_a_run_on_a_shared_ledger_finds_itself_again(tmp_path, records, budget, 
 
     def go(folder, resume):
         torch.manual_seed(0)
-        return ap.train(
+        return runs.train(
             nn.Linear(4, 2),
             cross_entropy,
             records,
@@ -269,18 +265,18 @@ def test_other_settings_are_refused(tmp_path, dies):
 def test_what_cannot_be_resumed(tmp_path, model, records, budget):
     settings = {"budget": budget, "population": 40, "sample_rate": 0.25, "steps": 4, "lr": 0.1}
     with pytest.raises(ap.InvalidArgument, match="no folder to go on from"):
-        ap.train(model, cross_entropy, records, resume=True, **settings)
+        runs.train(model, cross_entropy, records, resume=True, **settings)
     with pytest.raises(ap.InvalidArgument, match="there is no checkpoint"):
-        ap.train(model, cross_entropy, records, resume=True, out=tmp_path / "none", **settings)
+        runs.train(model, cross_entropy, records, resume=True, out=tmp_path / "none", **settings)
     assert not (tmp_path / "none").exists()
     with pytest.raises(ap.InvalidArgument, match="a run with a seed"):
-        ap.train(model, cross_entropy, records, resume=True, seed=1, out=tmp_path / "none", **settings)
+        runs.train(model, cross_entropy, records, resume=True, seed=1, out=tmp_path / "none", **settings)
     with pytest.raises(ap.InvalidArgument, match="repeated bit for bit"):
-        ap.train(model, cross_entropy, records, recovery=ap.Recovery(mode="exact"), **settings)
+        runs.train(model, cross_entropy, records, recovery=runs.Recovery(mode="exact"), **settings)
     with pytest.raises(ap.InvalidArgument, match="recovery.spare=-1"):
-        ap.Recovery(spare=-1)
+        runs.Recovery(spare=-1)
     with pytest.raises(ap.InvalidArgument, match="recovery.mode='exakt'.*exact"):
-        ap.Recovery(mode="exakt")
+        runs.Recovery(mode="exakt")
 
 
 def test_an_older_copy_of_the_ledger_is_refused(tmp_path, dies):
@@ -355,7 +351,7 @@ def test_a_state_that_cannot_be_kept_is_refused_before_anything_is_charged(tmp_p
             return object()
 
     with pytest.raises(ap.InvalidArgument, match=r"state.clip='object'"):
-        ap.train(
+        runs.train(
             model,
             cross_entropy,
             records,
@@ -477,7 +473,7 @@ def test_coins_and_noise_are_independent_of_those_before_the_crash(tmp_path, die
 
     def go(resume):
         torch.manual_seed(0)
-        return ap.train(
+        return runs.train(
             nn.Linear(200, 150, bias=False),
             lambda outputs, targets: (outputs - targets).square().sum(1),
             (inputs, inputs[:, :150]),
@@ -488,7 +484,7 @@ def test_coins_and_noise_are_independent_of_those_before_the_crash(tmp_path, die
             lr=0.1,
             clip=Sudden(),
             out=tmp_path / "run",
-            recovery=ap.Recovery(mode=mode, spare=3),
+            recovery=runs.Recovery(mode=mode, spare=3),
             resume=resume,
         )
 
@@ -578,7 +574,7 @@ def test_a_new_run_is_refused_where_a_crashed_one_lies(tmp_path, dies, records, 
     (tmp_path / "run" / "secret").mkdir(parents=True)
     (tmp_path / "run" / "secret" / "checkpoint").write_bytes(b"of an earlier run")
     with pytest.raises(ap.InvalidArgument, match="there is an earlier run already"):
-        ap.train(
+        runs.train(
             nn.Linear(4, 2),
             cross_entropy,
             records,

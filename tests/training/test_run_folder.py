@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+import runs
 from apportion.accounting.ledger import Ledger
 from apportion.training.checkpoint import read_checkpoint
 from apportion.training.statement import as_markdown, in_words
@@ -17,7 +18,7 @@ RAW_WORDS = ("loss", "norm_", "gradient", "realised", "batch_sizes", "seed", "ke
 
 @pytest.fixture
 def run(model, records, budget, tmp_path):
-    return ap.train(
+    return runs.train(
         model,
         cross_entropy,
         records,
@@ -83,7 +84,7 @@ def test_the_statement_says_what_was_done(run, budget):
 
 
 def test_a_seeded_run_says_that_it_is_not_private(model, records, budget):
-    run = ap.train(
+    run = runs.train(
         model, cross_entropy, records, budget=budget, population=40, sample_rate=0.25, steps=2, lr=0.5, seed=7
     )
     facts = run.statement()
@@ -94,7 +95,7 @@ def test_a_seeded_run_says_that_it_is_not_private(model, records, budget):
 
 def test_a_run_stopped_early_promises_the_whole_plan(model, records, budget):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    run = ap.make_private(model, optimizer, records, budget=budget, population=40, sample_rate=1.0, steps=6)
+    run = runs.make_private(model, optimizer, records, budget=budget, population=40, sample_rate=1.0, steps=6)
     for x, y in run.batches(steps=2):
         cross_entropy(run.model(x), y).backward()
         run.optimizer.step()
@@ -104,7 +105,7 @@ def test_a_run_stopped_early_promises_the_whole_plan(model, records, budget):
 
 
 def test_saving_a_run_without_a_folder_copies_its_ledger(model, records, budget, tmp_path):
-    run = ap.train(model, cross_entropy, records, budget=budget, population=40, sample_rate=0.25, steps=3, lr=0.5)
+    run = runs.train(model, cross_entropy, records, budget=budget, population=40, sample_rate=0.25, steps=3, lr=0.5)
     run.save(tmp_path / "later")
     assert len(list(Ledger.open(tmp_path / "later" / "secret" / "ledger.sqlite").events())) == 3
     assert (tmp_path / "later" / "secret").stat().st_mode & 0o077 == 0
@@ -112,7 +113,7 @@ def test_saving_a_run_without_a_folder_copies_its_ledger(model, records, budget,
 
 def test_a_private_loop_saves_the_original_model(model, records, budget, tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    run = ap.make_private(model, optimizer, records, budget=budget, population=40, sample_rate=1.0, steps=1)
+    run = runs.make_private(model, optimizer, records, budget=budget, population=40, sample_rate=1.0, steps=1)
     for x, y in run.batches():
         cross_entropy(run.model(x), y).backward()
         run.optimizer.step()
@@ -123,7 +124,7 @@ def test_a_private_loop_saves_the_original_model(model, records, budget, tmp_pat
 
 
 def test_saving_into_the_folder_of_another_run_is_refused(run, records, budget, tmp_path):
-    other = ap.train(
+    other = runs.train(
         nn.Linear(4, 2), cross_entropy, records, budget=budget, population=40, sample_rate=0.25, steps=1, lr=0.5
     )
     with pytest.raises(ap.InvalidArgument, match="ledger of an earlier run"):
@@ -132,7 +133,7 @@ def test_saving_into_the_folder_of_another_run_is_refused(run, records, budget, 
 
 
 def test_numbers_from_numpy_and_torch_can_be_saved(model, records, tmp_path):
-    run = ap.train(
+    run = runs.train(
         model,
         cross_entropy,
         records,
@@ -156,7 +157,7 @@ def test_a_refused_run_leaves_no_folder_that_was_not_there(records, budget, tmp_
     (tmp_path / "mine").mkdir()
     for folder in (tmp_path / "new" / "run", tmp_path / "mine"):
         with pytest.raises(ap.InvalidArgument, match="it refuses every step"):
-            ap.train(
+            runs.train(
                 nn.Linear(4, 2),
                 cross_entropy,
                 records,
@@ -174,5 +175,5 @@ def test_a_refused_run_leaves_no_folder_that_was_not_there(records, budget, tmp_
 def test_a_listener_is_told_of_every_step_and_of_released_values_only(records, budget):
     told = []
     options = {"budget": budget, "population": 40, "sample_rate": 0.25, "steps": 3, "lr": 0.5}
-    run = ap.train(nn.Linear(4, 2), cross_entropy, records, on_step=told.append, **options)
+    run = runs.train(nn.Linear(4, 2), cross_entropy, records, on_step=told.append, **options)
     assert told == list(run.history)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+import runs
 from apportion.accounting.ledger import Ledger
 from apportion.accounting.run_filter import GaussianRuns
 from apportion.training.statement import as_markdown
@@ -37,7 +38,7 @@ def reading(path, question):
 
 
 def train(records, budget, path, **options):
-    return ap.train(nn.Linear(4, 2), cross_entropy, records, budget=budget, lr=0.5, ledger=path, **PLAN | options)
+    return runs.train(nn.Linear(4, 2), cross_entropy, records, budget=budget, lr=0.5, ledger=path, **PLAN | options)
 
 
 def test_runs_share_the_limit_and_one_too_many_is_refused_before_its_first_step(records, small, path, tmp_path):
@@ -77,7 +78,7 @@ def test_the_run_folder_keeps_a_copy_of_its_own_charges(records, small, path, tm
 
 def test_a_loop_of_ones_own_is_admitted_with_its_first_step(model, records, small, path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    private = ap.make_private(model, optimizer, records, budget=small, ledger=path, **PLAN | {"sample_rate": 1.0})
+    private = runs.make_private(model, optimizer, records, budget=small, ledger=path, **PLAN | {"sample_rate": 1.0})
     assert reading(path, Ledger.runs) == []
     for x, y in private.batches(steps=1):
         cross_entropy(private.model(x), y).backward()

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+import runs
 from apportion.accounting.ledger import Ledger
 
 STEPS = 20_000
@@ -54,7 +55,7 @@ def test_twenty_thousand_steps(tmp_path):
     torch.manual_seed(0)
     inputs = torch.randn(20, 3)
     watch = Watch(str(tmp_path / "run" / "secret" / "ledger.sqlite"))
-    run = ap.train(
+    run = runs.train(
         nn.Linear(3, 2),
         cross_entropy,
         (inputs, (inputs.sum(1) > 0).long()),

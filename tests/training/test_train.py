@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import apportion as ap
+import runs
 from apportion.accounting.ledger import Ledger
 from apportion.curator import mechanisms
 from apportion.request import Event, Request
@@ -25,7 +26,7 @@ def weights(model):
 
 
 def train(model, data, budget, **options):
-    return ap.train(model, cross_entropy, data, budget=budget, **{**SMALL, **options})
+    return runs.train(model, cross_entropy, data, budget=budget, **{**SMALL, **options})
 
 
 # --- what a run is --------------------------------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ def test_training_learns(records, budget):
     inputs = torch.randn(2000, 4)
     data = (inputs, (inputs.sum(1) > 0).long())
     model = nn.Linear(4, 2)
-    run = ap.train(
+    run = runs.train(
         model,
         cross_entropy,
         data,
@@ -245,7 +246,7 @@ def test_a_loss_module_keeps_nothing(model, records, budget):
             return cross_entropy(outputs, targets)
 
     curious = Curious()
-    ap.train(model, curious, records, budget=budget, **SMALL)
+    runs.train(model, curious, records, budget=budget, **SMALL)
     assert not hasattr(curious, "seen")
 
 
@@ -290,7 +291,7 @@ def test_an_interrupted_run_is_kept(model, records, budget, tmp_path):
         return cross_entropy(outputs, targets)
 
     with pytest.raises(KeyboardInterrupt):
-        ap.train(model, loss, records, budget=budget, out=tmp_path / "run", **{**SMALL, "steps": 500, "seed": None})
+        runs.train(model, loss, records, budget=budget, out=tmp_path / "run", **{**SMALL, "steps": 500, "seed": None})
     charged = len(list(Ledger.open(tmp_path / "run" / "secret" / "ledger.sqlite").events()))
     statement = json.loads((tmp_path / "run" / "public" / "privacy.json").read_text())
     assert 0 < charged < 500

@@ -1,33 +1,37 @@
-"""When z, q or the number of steps follow released values: the rules that make that valid.
+"""What may be charged to a run: the rules that an `Account` executes.
 
 Thresholds, learning rates and queries may follow released values under any rule, because the price of a step depends on (q, z) only.
-Choosing (q, z) itself, or whether to go on, from what was released needs one of these. Summing up the privacy loss of the path that
-happened to be taken is *not* a guarantee: a controller that switches after 2,500 steps between 2,500 more at z = 1.2 and 25 at
-z = 0.682 stays at ε = 1.181 on either path, and its true ε is 1.2525.
+Choosing (q, z) itself, or whether to go on, from what was released needs a rule that allows it. Summing up the privacy loss of the
+path that happened to be taken is *not* a guarantee: a controller that switches after 2,500 steps between 2,500 more at z = 1.2 and 25
+at z = 0.682 stays at ε = 1.181 on either path, and its true ε is 1.2525.
 
-| rule               | declared in advance             | chosen on the way             | price                                  |
-|--------------------|---------------------------------|-------------------------------|----------------------------------------|
-| plan (`Account`)   | every (q_t, z_t), in order      | nothing                       | PLD of the plan                        |
-| `Multiset`         | how often each (q, z) may occur | the order, and when to stop   | PLD of the whole multiset              |
-| `RenyiFilter`      | (ε, δ), orders and weights      | any (q, z), any number        | (ε, δ); 8 to 36 % more than PLD        |
-| `GaussianFilter`   | (ε, δ)                          | any z at q = 1, any number    | (ε, δ), tight                          |
-| `ConcentratedFilter` | (ε, δ)                        | any z at q = 1, any number    | (ε, δ) by zCDP                         |
+| rule                 | declared in advance             | chosen on the way             | price                                  |
+|----------------------|---------------------------------|-------------------------------|----------------------------------------|
+| `FixedPlan`          | every (q_t, z_t), in order      | nothing                       | PLD of the plan                        |
+| `Multiset`           | how often each (q, z) may occur | the order, and when to stop   | PLD of the whole multiset              |
+| `RenyiFilter`        | (ε, δ), orders and weights      | any (q, z), any number        | (ε, δ); 8 to 36 % more than PLD        |
+| `GaussianFilter`     | (ε, δ)                          | any z at q = 1, any number    | (ε, δ), tight                          |
+| `ConcentratedFilter` | (ε, δ)                          | any z at q = 1, any number    | (ε, δ) by zCDP                         |
 
 Under every rule, what prices a batch is fixed before its coins are tossed. That is structural: a `Request` holds one multiplier for all
 that is released on its batch, and a drawn batch cannot be asked again.
+
+A new rule is one class with the methods of `Rule`. It decides; the account writes what it allowed to the ledger before it counts as spent.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apportion import validate
-from apportion.accounting.accountant import PrivacyLossAccountant
+from apportion.accounting.accountant import Accountant, PrivacyLossAccountant, count_events
 from apportion.accounting.gaussian import gaussian_mu
 from apportion.accounting.renyi import ORDERS, renyi_curve, renyi_sum
 from apportion.budget import Budget, require_budget
@@ -36,13 +40,119 @@ from apportion.request import Event
 
 
 class Rule(Protocol):
-    """Decides, event by event, whether it is covered by the budget that was declared."""
+    """Decides, event by event, whether it is covered by what was declared. Charges are numbered; a number is charged at most once.
+
+    Attributes:
+        name: for people, and for the statement.
+        validity: why the stated ε holds, in one sentence.
+        declared: the events that are written to the ledger before the first charge; empty for a filter, which declares a budget.
+        steps: how many steps a run under it has at most.
+        adaptive: whether (q, z) may follow released values. The ε of what was charged so far is then no guarantee by itself.
+    """
 
     name: str
+    validity: str
+    adaptive: bool
 
-    def charge(self, event: Event) -> None:
-        """Count `event`, or raise `BudgetExhausted` and change nothing."""
+    @property
+    def declared(self) -> tuple[Event, ...]: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    def affords(self, step: int) -> bool:
+        """Whether a step, which may have been charged before, can still be paid for."""
         ...
+
+    def find_token(self, step: int, event: Event) -> int | None:
+        """The number under which `event` can be charged at `step`; `None`, or `BudgetExhausted` with a reason, if there is none."""
+        ...
+
+    def require(self, token: int, step: int, event: Event) -> None:
+        """Raise `BudgetExhausted` if charging `event` under this number is not covered. Changes nothing."""
+        ...
+
+    def spend(self, token: int, event: Event) -> None:
+        """Count the charge."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all charges, to count them anew from a ledger."""
+        ...
+
+    def epsilon(self, delta: float) -> float:
+        """The guarantee of everything that may be charged, at `delta`."""
+        ...
+
+
+def charge(rule: Rule, event: Event, step: int = 1) -> None:
+    """Count `event` under the first number that covers it, or raise `BudgetExhausted` and change nothing."""
+    token = rule.find_token(step, event)
+    if token is None:
+        raise BudgetExhausted(f"no declared step is left under the rule {rule.name!r}")
+    rule.require(token, step, event)
+    rule.spend(token, event)
+
+
+class FixedPlan:
+    """Token t = (q_t, z_t) pays for step t; *spare* tokens pay for a step that is taken again because a crash lost its result.
+
+    *Why it is valid.* Each token is spent at most once and only on an event that it covers (rate no larger, multiplier no smaller). So
+    the ε of all tokens together bounds whatever happens, in whatever order.
+
+    Args:
+        tokens: the declared events: one for each step in order, then the spare ones.
+        spare: how many of them, at the end, are spare. Each must cover every step that it may pay for.
+        accountant: prices them; by default exact composition of privacy loss distributions.
+    """
+
+    name = "plan fixed in advance"
+    validity = (
+        "plan fixed in advance: the multiplier of every step, and of the spare ones, was declared before any record was "
+        "read; no step was paid for twice or not at all"
+    )
+    adaptive = False
+
+    def __init__(self, tokens: Sequence[Event], spare: int = 0, accountant: Accountant | None = None):
+        self._accountant = PrivacyLossAccountant() if accountant is None else accountant
+        self.declared = tuple(tokens)
+        self.steps = len(self.declared) - spare
+        self.reset()
+
+    def reset(self) -> None:
+        self._spent: set[int] = set()
+        self._spares = iter(range(self.steps + 1, len(self.declared) + 1))
+        self._next_spare = next(self._spares, None)
+
+    def affords(self, step: int) -> bool:
+        return step not in self._spent or self._next_spare is not None
+
+    def find_token(self, step: int, event: Event) -> int | None:
+        return step if step not in self._spent else self._next_spare
+
+    def require(self, token: int, step: int, event: Event) -> None:
+        declared = self.declared[token - 1]
+        if token in self._spent:
+            raise BudgetExhausted(f"token {token} of the plan is spent: it paid for a step before")
+        if not declared.covers(event):
+            raise BudgetExhausted(
+                f"step {step} asks for sample_rate={event.sample_rate:g}, noise_multiplier="
+                f"{event.noise_multiplier:.6g}, but the plan declared {declared.sample_rate:g} and "
+                f"{declared.noise_multiplier:.6g}. Only less sampling or more noise than declared is covered."
+            )
+
+    def spend(self, token: int, event: Event) -> None:
+        self._spent.add(token)
+        while self._next_spare in self._spent:
+            self._next_spare = next(self._spares, None)
+
+    @property
+    def spares_left(self) -> int:
+        """How many lost steps can still be taken again."""
+        return sum(token not in self._spent for token in range(self.steps + 1, len(self.declared) + 1))
+
+    def epsilon(self, delta: float) -> float:
+        return self._accountant.epsilon(count_events(self.declared), delta)
 
 
 class Multiset:
@@ -54,27 +164,42 @@ class Multiset:
     """
 
     name = "multiset of declared tokens, in any order"
+    validity = (
+        "multiset of tokens: how often each multiplier may occur was declared before any record was read, and each token was "
+        "spent at most once; the order may follow released values"
+    )
+    adaptive = True
 
     def __init__(self, tokens: Mapping[Event, int], budget: Budget):
         require_budget("budget", budget)
         for token, count in tokens.items():
             validate.whole("tokens", count, f"it is how often {token} may be spent", "Use whole numbers", least=0)
-        self._left = Counter(tokens)
-        self.epsilon = PrivacyLossAccountant().epsilon(tokens, budget.delta)
-        if self.epsilon > budget.epsilon:
+        self.declared = tuple(Counter(tokens).elements())
+        self.steps = len(self.declared)
+        price = self.epsilon(budget.delta)
+        if price > budget.epsilon:
             raise InvalidArgument(
                 "tokens",
-                f"{sum(tokens.values())} tokens",
-                f"together they cost {self.epsilon:.4g}, more than epsilon={budget.epsilon:g}",
+                f"{self.steps} tokens",
+                f"together they cost {price:.4g}, more than epsilon={budget.epsilon:g}",
                 "Declare fewer tokens, or more noise",
             )
+        self.reset()
+
+    def reset(self) -> None:
+        self._free: dict[Event, list[int]] = {}
+        for number in range(self.steps, 0, -1):
+            self._free.setdefault(self.declared[number - 1], []).append(number)
 
     @property
     def left(self) -> Mapping[Event, int]:
         """The tokens that can still be spent."""
-        return +self._left
+        return {token: len(numbers) for token, numbers in self._free.items() if numbers}
 
-    def charge(self, event: Event) -> None:
+    def affords(self, step: int) -> bool:
+        return any(self._free.values())
+
+    def find_token(self, step: int, event: Event) -> int | None:
         covering = [token for token in self.left if token.covers(event)]
         if not covering:
             raise BudgetExhausted(
@@ -82,10 +207,53 @@ class Multiset:
                 f"{ {(token.sample_rate, token.noise_multiplier): n for token, n in self.left.items()} }"
             )
         # The cheapest one that will do, so that stronger tokens are kept.
-        self._left[min(covering, key=lambda token: (token.sample_rate, -token.noise_multiplier))] -= 1
+        cheapest = min(covering, key=lambda token: (token.sample_rate, -token.noise_multiplier))
+        return self._free[cheapest][-1]
+
+    def require(self, token: int, step: int, event: Event) -> None:
+        declared = self.declared[token - 1]
+        if token not in self._free[declared] or not declared.covers(event):
+            raise BudgetExhausted(f"token {token} is spent, or does not cover what step {step} asks for")
+
+    def spend(self, token: int, event: Event) -> None:
+        self._free[self.declared[token - 1]].remove(token)
+
+    def epsilon(self, delta: float) -> float:
+        return PrivacyLossAccountant().epsilon(count_events(self.declared), delta)
 
 
-class RenyiFilter:
+class _Filter:
+    """What filters have in common: nothing is declared but the budget, and charges are numbered as they come."""
+
+    validity = (
+        "filter: every multiplier was chosen before its batch was drawn, and a step that would have exceeded the declared budget, "
+        "by what had been spent before it, was refused"
+    )
+    adaptive = True
+    declared: tuple[Event, ...] = ()
+    steps = sys.maxsize
+
+    def __init__(self, budget: Budget):
+        self._budget = require_budget("budget", budget)
+        self._charges = 0
+
+    def affords(self, step: int) -> bool:
+        return True
+
+    def find_token(self, step: int, event: Event) -> int | None:
+        return self._charges + 1
+
+    def epsilon(self, delta: float) -> float:
+        """ε of the budget, at any δ that is no smaller than the budget's."""
+        if delta < self._budget.delta:
+            reason = (
+                f"the filter guarantees ε = {self._budget.epsilon:g} at δ = {self._budget.delta:g} and larger ones only"
+            )
+            raise InvalidArgument("delta", delta, reason, "Leave it out")
+        return self._budget.epsilon
+
+
+class RenyiFilter(_Filter):
     """Any (q, z), any number of steps, as long as one declared Rényi order stays within its part of the budget.
 
     Order α has the weight w_α of δ and the allowance B_α = ε − ln((α−1)/α) + (ln(w_α·δ) + ln α)/(α−1). Before each release the orders
@@ -99,7 +267,7 @@ class RenyiFilter:
     name = "weighted Rényi filter"
 
     def __init__(self, budget: Budget, weights: Mapping[float, float]):
-        require_budget("budget", budget)
+        super().__init__(budget)
         if not isinstance(weights, Mapping):
             raise InvalidArgument(
                 "weights", validate.shown(weights), "it is not a mapping of orders to weights", "Try {14.0: 1.0}"
@@ -122,8 +290,12 @@ class RenyiFilter:
             - np.log((orders - 1) / orders)
             + (np.log(shares * budget.delta) + np.log(orders)) / (orders - 1)
         )
+        self.reset()
+
+    def reset(self) -> None:
+        self._charges = 0
         self._alive = self._allowed >= 0
-        self._spent = np.zeros(len(orders))
+        self._spent = np.zeros(len(self._orders))
 
     @classmethod
     def around(cls, budget: Budget, reference: Mapping[Event, int]) -> RenyiFilter:
@@ -139,69 +311,84 @@ class RenyiFilter:
         near = [index for index in range(start, start + 9) if index != best]
         return cls(budget, {ORDERS[best]: 0.8} | {ORDERS[index]: 0.2 / len(near) for index in near})
 
-    def charge(self, event: Event) -> None:
-        spent = self._spent + renyi_curve(event, self._orders)
-        alive = self._alive & (spent <= self._allowed)
-        if not alive.any():
+    def require(self, token: int, step: int, event: Event) -> None:
+        if not self._survivors(event).any():
             raise BudgetExhausted(
                 f"sample_rate={event.sample_rate:g}, noise_multiplier={event.noise_multiplier:.6g} does not fit: no Rényi order would "
                 "stay within its allowance. Stop here, or ask for more noise."
             )
-        self._spent, self._alive = spent, alive
+
+    def spend(self, token: int, event: Event) -> None:
+        self._alive = self._survivors(event)
+        self._spent = self._spent + renyi_curve(event, self._orders)
+        self._charges += 1
+
+    def _survivors(self, event: Event) -> NDArray[np.bool_]:
+        """The orders that would still be within their allowance after `event`; one that has died does not come back."""
+        survivors: NDArray[np.bool_] = self._alive & (self._spent + renyi_curve(event, self._orders) <= self._allowed)
+        return survivors
 
 
-class _UnsampledFilter:
-    """Adds up one number for each Gaussian on all records, up to a total."""
+class _UnsampledFilter(_Filter):
+    """Adds up one number, `cost`, for each Gaussian on all records, up to a total."""
 
-    def __init__(self, total: float):
-        self._left = total
+    name: str
 
-    def spend(self, event: Event, cost: float, name: str) -> None:
+    def __init__(self, budget: Budget, total: float):
+        super().__init__(budget)
+        self._total = total
+        self.reset()
+
+    def reset(self) -> None:
+        self._charges, self._left = 0, self._total
+
+    def cost(self, event: Event) -> float:
+        raise NotImplementedError
+
+    def require(self, token: int, step: int, event: Event) -> None:
         if event.sample_rate != 1:
             raise InvalidArgument(
                 "sample_rate",
                 event.sample_rate,
-                f"the {name} holds without sampling only",
+                f"the {self.name} holds without sampling only",
                 "Use q = 1, or the Rényi filter",
             )
-        if cost > self._left:
+        if self.cost(event) > self._left:
             raise BudgetExhausted(
-                f"noise_multiplier={event.noise_multiplier:.6g} needs {cost:.4g} of the {name}, {self._left:.4g} is left. "
-                "Stop here, or ask for more noise."
+                f"noise_multiplier={event.noise_multiplier:.6g} needs {self.cost(event):.4g} of the {self.name}, "
+                f"{self._left:.4g} is left. Stop here, or ask for more noise."
             )
-        self._left -= cost
+
+    def spend(self, token: int, event: Event) -> None:
+        self._left -= self.cost(event)
+        self._charges += 1
 
 
-class GaussianFilter:
+class GaussianFilter(_UnsampledFilter):
     """Any multipliers at q = 1 while Σ 1/z_t² ≤ μ², the largest μ that is (ε, δ)-DP. (Smith and Thakurta 2022; Koskela et al. 2023.)"""
 
     name = "Gaussian filter"
 
     def __init__(self, budget: Budget):
         require_budget("budget", budget)
-        self._filter = _UnsampledFilter(gaussian_mu(budget.epsilon, budget.delta) ** 2)
+        super().__init__(budget, gaussian_mu(budget.epsilon, budget.delta) ** 2)
 
-    def charge(self, event: Event) -> None:
-        self._filter.spend(event, event.noise_multiplier**-2, self.name)
+    def cost(self, event: Event) -> float:
+        return event.noise_multiplier**-2
 
 
-class ConcentratedFilter:
+class ConcentratedFilter(_UnsampledFilter):
     """Any multipliers at q = 1 while Σ 1/(2z_t²) ≤ ρ, ρ = (√(ln(1/δ) + ε) − √ln(1/δ))². (Whitehouse et al. 2023.)"""
 
     name = "zCDP filter"
 
     def __init__(self, budget: Budget):
         tail = -math.log(require_budget("budget", budget).delta)
-        self._filter = _UnsampledFilter((math.sqrt(tail + budget.epsilon) - math.sqrt(tail)) ** 2)
+        super().__init__(budget, (math.sqrt(tail + budget.epsilon) - math.sqrt(tail)) ** 2)
 
-    def charge(self, event: Event) -> None:
-        self._filter.spend(event, event.noise_multiplier**-2 / 2, self.name)
+    def cost(self, event: Event) -> float:
+        return event.noise_multiplier**-2 / 2
 
 
-RULES: Sequence[str] = (
-    "a plan fixed in advance",
-    Multiset.name,
-    RenyiFilter.name,
-    GaussianFilter.name,
-    ConcentratedFilter.name,
-)
+ADAPTIVE_RULES: Sequence[str] = tuple(rule.name for rule in (Multiset, RenyiFilter, GaussianFilter, ConcentratedFilter))
+"""The names of the rules under which multipliers may follow released values."""

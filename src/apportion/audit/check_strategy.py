@@ -27,10 +27,10 @@ import torch
 from torch import nn
 
 from apportion import validate
-from apportion.accounting.accountant import PrivacyLossAccountant, count_events
+from apportion.accounting.accountant import count_events
 from apportion.accounting.verification import independent_price
 from apportion.audit.replay import replay
-from apportion.audit.sealed import SealedAccess, seal_session
+from apportion.audit.sealed import SealedAccess, sealed
 from apportion.budget import Budget, Record
 from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.randomness import Randomness
@@ -38,16 +38,16 @@ from apportion.curator.records import as_records
 from apportion.errors import InvalidArgument, PrivacyViolation
 from apportion.execution import Execution, Mode
 from apportion.models.engine_choice import choose_engine
-from apportion.plan import Plan, make_plan
+from apportion.planning import Plan
+from apportion.planning import plan as make_plan
 from apportion.request import Released, Request
-from apportion.sampling import Sampling
-from apportion.strategies.clip import Clip
-from apportion.strategies.noise import NoiseSchedule
-from apportion.strategies.roles import resolve_roles
+from apportion.strategies.recipes import ROLES, Recipe
+from apportion.strategies.roles import Clip, NoiseSchedule, Update
 from apportion.training.loop import take_steps
+from apportion.training.opening import open_session
 from apportion.training.optimizers import build_optimizer
 from apportion.training.packing import digest, pack, unpack
-from apportion.training.session import Session, open_session
+from apportion.training.session import Session, Setup
 
 STEPS, RATE, RECORDS = 8, 0.5, 400
 BUDGET = Budget(epsilon=4.0, delta=1e-5, unit=Record())
@@ -87,22 +87,22 @@ class StrategyReport:
         return "\n".join(lines)
 
 
-def check_strategy(strategy: Clip | NoiseSchedule) -> StrategyReport:
-    """Check a strategy of the clip or the noise role, or one that owns both.
+def check_strategy(strategy: Clip | NoiseSchedule | Update) -> StrategyReport:
+    """Check a strategy of the clip, the noise or the update role, or a clip that owns the noise too.
 
     An exception of the strategy counts as a problem of the check in which it was raised.
     """
-    if isinstance(strategy, type) or not isinstance(strategy, (Clip, NoiseSchedule)):
+    role = next((role for role, (kind, _) in ROLES.items() if isinstance(strategy, kind)), None)
+    if isinstance(strategy, type) or role is None:
         raise InvalidArgument(
             "strategy",
             validate.shown(strategy),
-            "it fills no role: a clip has init, propose and observe, a noise schedule has multiplier and relative, and one that owns "
-            "both has all five",
+            "it fills no role: a clip has init, propose and observe, a noise schedule has multiplier and relative, an update has init, "
+            "transform and observe",
             "Pass an instance of your strategy, for example apportion.clip.Fixed() or apportion.noise.Constant()",
         )
-    clip, noise = resolve_roles(strategy, None) if isinstance(strategy, Clip) else resolve_roles(None, strategy)
-    sampling = Sampling(population=RECORDS, sample_rate=RATE, steps=STEPS)
-    bench = _Bench(clip, noise, sampling, make_plan(BUDGET, sampling, clip, noise, PrivacyLossAccountant()))
+    plan = make_plan(Recipe(**{role: strategy}), budget=BUDGET, population=RECORDS, sample_rate=RATE, steps=STEPS)  # type: ignore[arg-type]
+    bench = _Bench(plan)
     checks: dict[str, Callable[[_Bench], str | None]] = {
         "the same answers twice": _repeats,
         "its state survives a file": _survives,
@@ -127,11 +127,8 @@ def _problem(check: Callable[[_Bench], str | None], bench: _Bench) -> str | None
 
 @dataclass(frozen=True)
 class _Bench:
-    """The strategies of both roles, and what they are tried on."""
+    """The strategies of all roles, and what they are tried on."""
 
-    clip: Clip
-    noise: NoiseSchedule
-    sampling: Sampling
     plan: Plan
 
     @staticmethod
@@ -145,44 +142,51 @@ class _Bench:
         inputs = torch.randn(RECORDS, 5, generator=generator) * torch.logspace(-2, 2, RECORDS)[:, None]
         return inputs, torch.randint(0, 3, (RECORDS,), generator=generator)
 
-    def requests(self, values: Sequence[float], state: Any = None, first: int = 1) -> Iterator[tuple[Request, Any]]:
-        """What is asked, step by step, and the state afterwards, if every released number of step t is `values[t − first]`."""
-        shapes = {name: tuple(parameter.shape) for name, parameter in self.model().named_parameters()}
-        if state is None:
-            state = self.clip.init(self.plan.context(1, shapes))
+    def steps(self, values: Sequence[float], states: Any = None, first: int = 1) -> Iterator[_Step]:
+        """What the strategies do, step by step, if every released number of step t is `values[t − first]`."""
+        clip, update, parameters = self.plan.clip, self.plan.recipe.update, dict(self.model().named_parameters())
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        clip_state, update_state = states or (clip.init(self.plan.context(1, shapes)), update.init(parameters))
         for step, value in enumerate(values, start=first):
-            request = self.plan.request(self.plan.context((step - 1) % STEPS + 1, shapes), state)
+            request = self.plan.request(self.plan.context((step - 1) % STEPS + 1, shapes), clip_state)
             gradient = {name: torch.full(shape, value) for name, shape in shapes.items()}
-            state = self.clip.observe(state, Released(request, gradient, (value,) * len(request.statistics)))
-            yield request, state
+            released = Released(request, gradient, (value,) * len(request.statistics))
+            transformed = dict(update.transform(update_state, released))
+            update_state = update.observe(update_state, released, parameters)
+            clip_state = clip.observe(clip_state, released)
+            yield _Step(request, transformed, (clip_state, update_state))
 
-    def session(self, records: Any, micro_batch: int = 64, *, sealed: bool = False) -> Session:
+    def session(self, records: Any, micro_batch: int = 64, *, behind_seals: bool = False) -> Session:
         """A run that was opened and not started."""
-        model, data, execution = self.model(), as_records(records), Execution(micro_batch)
-        session = open_session(
-            model,
-            build_optimizer(model, "momentum", 0.1),
-            data,
-            budget=BUDGET,
-            sampling=self.sampling,
-            clip=copy.deepcopy(self.clip),
-            noise=copy.deepcopy(self.noise),
-            execution=execution,
+        model = self.model()
+        setup = Setup(
+            model=model,
+            optimizer=build_optimizer(model, "momentum", 0.1),
+            records=as_records(records),
+            plan=copy.deepcopy(self.plan),
+            choice=_choice("vmap" if behind_seals else "one-pass"),
+            execution=Execution(micro_batch),
             randomness=Randomness.seeded(0),
-            out=None,
-            ledger=None,
-            choice=_choice("vmap" if sealed else "one-pass"),
-            own_loop=False,
         )
-        if sealed:
-            seal_session(session, data, execution)
-        return session
+        return open_session(sealed(setup) if behind_seals else setup)
 
-    def run(self, records: Any, micro_batch: int = 64, *, sealed: bool = False) -> Session:
+    def run(self, records: Any, micro_batch: int = 64, *, behind_seals: bool = False) -> Session:
         """A finished run."""
-        session = self.session(records, micro_batch, sealed=sealed)
+        session = self.session(records, micro_batch, behind_seals=behind_seals)
         take_steps(session, nn.CrossEntropyLoss())
         return session
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """What was asked, what the optimiser was given, and the states of clip and update afterwards."""
+
+    request: Request
+    transformed: dict[str, torch.Tensor]
+    states: tuple[Any, Any]
+
+    def same_as(self, other: _Step) -> bool:
+        return self.request == other.request and digest(self.transformed) == digest(other.transformed)
 
 
 @functools.cache
@@ -194,30 +198,33 @@ def _choice(mode: Mode) -> EngineChoice:
 
 def _repeats(bench: _Bench) -> str | None:
     values = [0.1, -0.2, 0.3, 0.0, 0.05, -0.4, 0.2, 0.1]
-    once, again = list(bench.requests(values)), list(copy.deepcopy(bench).requests(values))
-    if any(one != other for (one, _), (other, _) in zip(once, again, strict=True)):
-        return "asked twice with the same released values, it proposed something else"
+    once, again = list(bench.steps(values)), list(copy.deepcopy(bench).steps(values))
+    if not all(one.same_as(other) for one, other in zip(once, again, strict=True)):
+        return "asked twice with the same released values, it did something else"
     return None
 
 
 def _survives(bench: _Bench) -> str | None:
     values = [0.1, -0.2, 0.3, 0.0]
-    *_, (_, state) = bench.requests(values)
-    restored = unpack(pack(state))
-    if digest(restored) != digest(state):
+    *_, last = bench.steps(values)
+    restored = unpack(pack({"states": last.states}))["states"]
+    if digest(restored) != digest(last.states):
         return "its state is not the same after it was written and read"
-    there, here = bench.requests(values, state, first=5), bench.requests(values, restored, first=5)
-    if any(one != other for (one, _), (other, _) in zip(there, here, strict=True)):
+    there, here = bench.steps(values, last.states, first=5), bench.steps(values, restored, first=5)
+    if not all(one.same_as(other) for one, other in zip(there, here, strict=True)):
         return "it goes on differently with a state that was written and read"
     return None
 
 
 def _stays_inside(bench: _Bench) -> str | None:
-    low, high = getattr(bench.clip, "minimum", 0.0), getattr(bench.clip, "maximum", math.inf)
+    low, high = getattr(bench.plan.clip, "minimum", 0.0), getattr(bench.plan.clip, "maximum", math.inf)
+    shapes = {name: parameter.shape for name, parameter in bench.model().named_parameters()}
     for value in _EXTREMES:
-        for request, _ in bench.requests([value] * 100):
-            groups = len(request.sums)
-            for release in request.sums:
+        for step in bench.steps([value] * 100):
+            if {name: tensor.shape for name, tensor in step.transformed.items()} != shapes:
+                return "what it hands to the optimiser does not have the names and shapes of the released gradient"
+            groups = len(step.request.sums)
+            for release in step.request.sums:
                 # with groups a schedule divides its overall threshold by √K
                 if (
                     not low / math.sqrt(groups) * (1 - 1e-9) <= release.threshold <= high
@@ -241,7 +248,7 @@ def _runs_on_bad_data(bench: _Bench) -> str | None:
 
 
 def _runs_sealed(bench: _Bench) -> str | None:
-    bench.run(bench.records(), sealed=True)
+    bench.run(bench.records(), behind_seals=True)
     return None
 
 
@@ -256,7 +263,7 @@ def _ignores_micro_batches(bench: _Bench) -> str | None:
 
 def _replays(bench: _Bench) -> str | None:
     inputs, targets = bench.records()
-    report = replay(bench.model(), nn.CrossEntropyLoss(), (inputs, targets), clip=bench.clip, noise=bench.noise)
+    report = replay(bench.model(), nn.CrossEntropyLoss(), (inputs, targets), bench.plan)
     return None if report.ok else str(report.findings[0])
 
 

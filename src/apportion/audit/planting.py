@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.audit.canaries import (
     EXCESS,
     CanaryGradients,
@@ -19,8 +19,7 @@ from apportion.audit.canaries import (
     log_likelihood_ratios,
 )
 from apportion.audit.guessing import Scores
-from apportion.budget import Budget
-from apportion.curator.curator import Curator, LossFunction
+from apportion.curator.curator import LossFunction
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.randomness import Randomness
@@ -28,14 +27,13 @@ from apportion.curator.records import as_records
 from apportion.errors import InvalidArgument
 from apportion.execution import Execution
 from apportion.models.check import copy_of
-from apportion.plan import Plan, make_plan
+from apportion.planning import Plan
 from apportion.request import ClippedSum, Release, Released
-from apportion.sampling import Sampling
 from apportion.strategies.clip import Clip
 from apportion.strategies.context import Context
-from apportion.strategies.noise import NoiseSchedule
+from apportion.training.opening import open_session, require_trainable
 from apportion.training.optimizers import build_optimizer
-from apportion.training.session import Session, open_session, require_trainable
+from apportion.training.session import Session, Setup
 
 _LEARNING_RATE = 1e-3  # what the model learns does not matter: no canary's gradient depends on it
 
@@ -72,17 +70,11 @@ def plant(
     loss_fn: LossFunction | None,
     data: Any,
     included: NDArray[np.bool_],
-    *,
-    budget: Budget,
-    sampling: Sampling,
-    clip: Clip,
-    noise: NoiseSchedule,
+    plan: Plan,
     execution: Execution,
     randomness: Randomness,
 ) -> tuple[Session, LossFunction, Watched]:
     """A session whose records are the canaries that are included, and whose releases are watched."""
-    # The session makes the same plan; it is needed here because its first request says which groups of parameters there are.
-    plan = make_plan(budget, sampling, clip, noise, PrivacyLossAccountant())
     network = CanaryNetwork(len(included))
     if model is None and len(_first_releases(plan, network)) > 1:  # a canary then needs a place in several layers
         network = CanaryNetwork(len(included) * len(network.layers))
@@ -97,29 +89,21 @@ def plant(
     releases = _first_releases(plan, model)
     coordinates = deal_coordinates(releases, parameter_sizes(model), len(included))
     amount = EXCESS * max(release.threshold for release in releases)
-    watched = Watched(clip, list(parameter_sizes(model)), coordinates, amount)
+    watched = Watched(plan.clip, list(parameter_sizes(model)), coordinates, amount)
     end_to_end = model is network and len(releases) == 1
     if end_to_end:
         records = network.records(coordinates[included, 0], amount)
     else:
         records = CanaryGradients.records(np.flatnonzero(included), example)
     choice = require_trainable(model, loss_fn, records)
-    session = open_session(
-        model,
-        build_optimizer(model, "sgd", _LEARNING_RATE),
-        records,
-        budget=budget,
-        sampling=sampling,
-        clip=watched,
-        noise=noise,
+    setup = Setup(
+        model=model,
+        optimizer=build_optimizer(model, "sgd", _LEARNING_RATE),
+        records=records,
+        plan=replace(plan, recipe=replace(plan.recipe, clip=watched, noise=plan.noise)),
+        choice=choice,
         execution=execution,
         randomness=randomness,
-        out=None,
-        ledger=None,
-        choice=choice,
-        own_loop=False,
+        engine=None if end_to_end else CanaryGradients(build_engine(model, choice), coordinates, amount),
     )
-    if not end_to_end:
-        engine = CanaryGradients(build_engine(model, choice), coordinates, amount)
-        session.curator = Curator(records, engine, session.account, randomness, execution)
-    return session, loss_fn, watched
+    return open_session(setup), loss_fn, watched

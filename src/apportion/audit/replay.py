@@ -33,7 +33,7 @@ from apportion.audit.neighbours import Neighbour, neighbours, outlier_of
 from apportion.audit.recorder import LONE_STEP, Recorder
 from apportion.audit.replay_report import SHARP, Finding, Measured, ReplayReport
 from apportion.audit.state import differences
-from apportion.audit.subject import Loop, Subject, without_dropout
+from apportion.audit.subject import Loop, Subject, audited_recipe, without_dropout
 from apportion.budget import Budget, Record
 from apportion.curator.curator import LossFunction
 from apportion.curator.gradients.engine import EngineChoice
@@ -41,14 +41,12 @@ from apportion.curator.records import Batch, Records, as_records
 from apportion.curator.tree import map_tensors
 from apportion.errors import InvalidArgument, UnsupportedModel
 from apportion.execution import Execution, Mode
+from apportion.planning import Plan, plan_steps
 from apportion.sampling import Sampling
-from apportion.strategies.clip import Clip
-from apportion.strategies.noise import NoiseSchedule
-from apportion.strategies.roles import resolve_roles
-from apportion.strategies.update import Plain
+from apportion.strategies.recipes import Recipe
+from apportion.training.opening import require_trainable
 from apportion.training.optimizers import OptimizerFactory
 from apportion.training.record_loss import Reduction
-from apportion.training.session import require_trainable
 
 RECORDS = 12
 """How many records the data sets share."""
@@ -60,11 +58,9 @@ POPULATION = 2_000
 def replay(
     model: nn.Module,
     loss_fn: LossFunction | None,
-    train_data: Any,
+    data: Any,
+    plan: Plan | Recipe | str = "default",
     *,
-    clip: Clip | None = None,
-    noise: NoiseSchedule | None = None,
-    update: Plain | None = None,
     steps: int = 4,
     optimizer: str | OptimizerFactory = "momentum",
     lr: float = 0.1,
@@ -73,18 +69,17 @@ def replay(
     loop: Loop | None = None,
     loss_reduction: Reduction = "mean",
     scheduler: Callable[[Optimizer], LRScheduler] | None = None,
-    budget: Budget | None = None,
 ) -> ReplayReport:
     """Replay a few steps of private training on neighbouring data sets and report whatever tells them apart.
 
     Args:
-        model, loss_fn, train_data, clip, noise, update, optimizer, lr, execution: as in `train`. Twelve records are used; the model
-            passed in is not changed.
+        model, loss_fn, data, optimizer, lr, execution: as in `train`. Twelve records are used; the model passed in is not changed.
+        plan: a plan, of which the recipe is audited, or a recipe, also by its name. Budget and sampling are the audit's own: a record
+            must be drawn often enough to be seen.
         steps: at least two. In the second one of the two batches is empty.
         engine: how per-record gradients are computed, "vmap" or "loop"; by default what `train` would choose.
         loop: a training loop of one's own, called with a `Private` as `make_private` returns it; `loss_fn` may then be None.
         loss_reduction, scheduler: for such a loop, as in `make_private`; the scheduler as a function of the optimiser.
-        budget: by default one that affords the steps.
 
     Returns:
         A `ReplayReport`: `report.ok`, `report.findings`, `report.require()`.
@@ -97,14 +92,17 @@ def replay(
         raise InvalidArgument(
             "loss_fn", None, "there is nothing to differentiate", "Pass a loss, or a loop of your own"
         )
-    data = as_records(train_data)
+    recipe = audited_recipe(plan)
+    records = as_records(data)
     subject_model, silenced = without_dropout(model)
-    choice = _engine(engine, subject_model, None if loop else loss_fn, data)
-    everyone = data.batch(np.arange(RECORDS + 1) % len(data))
+    choice = _engine(engine, subject_model, None if loop else loss_fn, records)
+    everyone = records.batch(np.arange(RECORDS + 1) % len(records))
     common, record = (
         map_tensors(lambda tensor, part=part: tensor[part], everyone) for part in (slice(RECORDS), slice(RECORDS, None))
     )
-    clip, noise = resolve_roles(clip, noise)
+    budget = Budget(
+        epsilon=8.0 if getattr(recipe.noise, "multiplier", None) is None else 1e3, delta=1e-5, unit=Record()
+    )
     subject = Subject(
         model=subject_model,
         loss_fn=loss_fn,
@@ -113,12 +111,7 @@ def replay(
         optimizer=optimizer,
         lr=lr,
         scheduler=scheduler,
-        clip=clip,
-        noise=noise,
-        update=update or Plain(),
-        budget=budget
-        or Budget(epsilon=8.0 if getattr(noise, "multiplier", None) is None else 1e3, delta=1e-5, unit=Record()),
-        sampling=Sampling(population=POPULATION, sample_rate=SAMPLE_RATE, steps=steps),
+        plan=plan_steps(recipe, budget, Sampling(population=POPULATION, sample_rate=SAMPLE_RATE, steps=steps)),
         execution=execution or Execution(),
         engine=choice,
     )
@@ -156,7 +149,7 @@ class _Audit:
 
     def __init__(self, subject: Subject, common: Batch, record: Batch):
         self._subject, self._common, self._record = subject, common, record
-        self._declared = Declared(subject.model, subject.sampling.expected_batch_size)
+        self._declared = Declared(subject.model, subject.plan.sampling.expected_batch_size)
 
     def report(self, pairs: tuple[Neighbour, ...]) -> ReplayReport:
         """Record on D with and without the last record, then replay on every neighbour."""

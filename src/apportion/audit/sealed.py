@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -24,13 +25,14 @@ from torch.utils._mode_utils import no_dispatch
 from apportion.curator import mechanisms
 from apportion.curator.clipping import Gradients, Rows
 from apportion.curator.curator import Charges, Curator, Draw, Draws, LossFunction
+from apportion.curator.gradients.engine import Engine
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Stream
 from apportion.curator.records import Batch, Records
 from apportion.curator.tree import map_tensors
 from apportion.execution import Execution
 from apportion.request import Released, Request
-from apportion.training.session import Session
+from apportion.training.session import Setup
 
 _inside: ContextVar[bool] = ContextVar("inside the curator", default=False)
 
@@ -158,7 +160,7 @@ class SealedCurator(Curator):
     def __init__(
         self,
         records: Records,
-        engine: SealedGradients,
+        engine: Engine,
         charges: Charges,
         randomness: Draws,
         execution: Execution | None = None,
@@ -173,14 +175,10 @@ class SealedCurator(Curator):
             return super().answer(request, loss_fn)
 
 
-def seal_session(session: Session, records: Records, execution: Execution | None = None) -> None:
-    """Put a sealed curator into a session that has not taken a step yet."""
-    mode: Literal["vmap", "loop"] = (
-        "loop" if session.engine.mode == "loop" else "vmap"
-    )  # what is written out can be sealed
-    engine = SealedGradients(session.model, mode)
-    session.engine = engine
-    session.curator = SealedCurator(records, engine, session.account, session.randomness, execution)
+def sealed(setup: Setup) -> Setup:
+    """The same run behind seals. Its engine writes gradients out, because only those can be sealed."""
+    mode: Literal["vmap", "loop"] = "loop" if setup.choice.mode == "loop" else "vmap"
+    return replace(setup, engine=SealedGradients(setup.model, mode), build_curator=SealedCurator)
 
 
 def _sealed_records(records: Records) -> Records:

@@ -18,15 +18,15 @@ from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.audit.bounds import one_run_epsilon, trade_off
 from apportion.audit.guessing import correct_guesses, threshold_test
 from apportion.audit.planting import parameter_sizes, plant
+from apportion.audit.subject import audited_recipe
 from apportion.audit.verdict import AuditResult
 from apportion.budget import Budget, Record
 from apportion.curator.curator import LossFunction
 from apportion.curator.randomness import Randomness
 from apportion.execution import Execution
-from apportion.sampling import Sampling
-from apportion.strategies.clip import Clip
-from apportion.strategies.noise import NoiseSchedule
-from apportion.strategies.roles import resolve_roles
+from apportion.planning import Plan
+from apportion.planning import plan as make_plan
+from apportion.strategies.recipes import Recipe
 from apportion.training.loop import take_steps
 from apportion.training.progress import progress_bar
 
@@ -40,9 +40,8 @@ def audit(
     model: nn.Module | None = None,
     loss_fn: LossFunction | None = None,
     data: Any = None,
+    plan: Plan | Recipe | str = "abadi",
     *,
-    clip: Clip | None = None,
-    noise: NoiseSchedule | None = None,
     epsilon: float = 4.0,
     delta: float = 1e-5,
     sample_rate: float = 0.5,
@@ -59,7 +58,7 @@ def audit(
     Args:
         model, loss_fn, data: a model of one's own, of which a copy is audited. Of `data` only shapes and types are used; no private
             record is read and nothing private is spent. Left out, a network is used whose own gradients are the canaries'.
-        clip, noise: the strategies, as in `train`.
+        plan: a plan, of which the recipe is audited, or a recipe, also by its name.
         epsilon, delta, sample_rate, steps: the budget and the length of the run. Large ε and q with few steps need the fewest canaries.
         canaries: m, at most the number of parameters; more make the bounds sharper. By default 10,000, or as many as there are parameters.
         confidence: with this probability the lower bounds hold, both together.
@@ -78,18 +77,15 @@ def audit(
     validate.delta(delta)
     coins = np.random.default_rng(seed)
     included = coins.random(canaries) < 0.5
-    clip, noise = resolve_roles(clip, noise)
-    session, loss, watched = plant(
-        model,
-        loss_fn,
-        data,
-        included,
+    planned = make_plan(
+        audited_recipe(plan),
         budget=Budget(epsilon=epsilon, delta=delta, unit=Record()),
-        sampling=Sampling.declare(population=canaries, sample_rate=sample_rate, steps=steps),
-        clip=clip,
-        noise=noise,
-        execution=execution or Execution(),
-        randomness=randomness or Randomness.fresh(),
+        population=canaries,
+        sample_rate=sample_rate,
+        steps=steps,
+    )
+    session, loss, watched = plant(
+        model, loss_fn, data, included, planned, execution or Execution(), randomness or Randomness.fresh()
     )
     with progress_bar("audit", session.plan.steps, epsilon, enabled=progress) as show:
         take_steps(session, loss, show=show)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -13,22 +14,20 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from apportion.audit.neighbours import records_with
 from apportion.audit.recorder import Recorder
-from apportion.budget import Budget
-from apportion.curator.curator import LossFunction
+from apportion.curator.curator import Curator, LossFunction
 from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.records import Batch
 from apportion.errors import InvalidArgument
 from apportion.execution import Execution
 from apportion.models.check import copy_of
-from apportion.sampling import Sampling
-from apportion.strategies.clip import Clip
-from apportion.strategies.noise import NoiseSchedule
-from apportion.strategies.update import Plain
+from apportion.planning import Plan, find_recipe
+from apportion.strategies.recipes import Recipe
 from apportion.training.loop import take_steps
+from apportion.training.opening import open_session
 from apportion.training.optimizers import OptimizerFactory, build_optimizer
 from apportion.training.private import Private
 from apportion.training.record_loss import Reduction
-from apportion.training.session import open_session
+from apportion.training.session import Setup
 
 Loop = Callable[[Private], object]
 
@@ -44,11 +43,7 @@ class Subject:
     optimizer: str | OptimizerFactory
     lr: float
     scheduler: Callable[[Optimizer], LRScheduler] | None
-    clip: Clip
-    noise: NoiseSchedule
-    update: Plain
-    budget: Budget
-    sampling: Sampling
+    plan: Plan
     execution: Execution
     engine: EngineChoice
 
@@ -56,30 +51,35 @@ class Subject:
         """Take all steps on `common` and `last`, from the same start every time."""
         model = copy_of(self.model)
         optimizer = build_optimizer(model, self.optimizer, self.lr)
-        session = open_session(
-            model,
-            optimizer,
-            records_with(common, last, recorder.read, readable),
-            budget=self.budget,
-            sampling=self.sampling,
-            clip=copy.deepcopy(self.clip),
-            noise=copy.deepcopy(self.noise),
-            update=self.update,
+        setup = Setup(
+            model=model,
+            optimizer=optimizer,
+            records=records_with(common, last, recorder.read, readable),
+            plan=copy.deepcopy(self.plan),
+            choice=self.engine,
             execution=self.execution,
             randomness=recorder.randomness,
-            out=None,
-            ledger=None,
-            choice=self.engine,
-            own_loop=self.loop is not None,
             scheduler=None if self.scheduler is None else self.scheduler(optimizer),
-            mechanism=recorder.mechanism,
+            own_loop=self.loop is not None,
+            build_curator=partial(Curator, mechanism=recorder.mechanism),
         )
+        session = open_session(setup)
         recorder.watch(session)
         if self.loop is not None:
-            self.loop(Private(session, self.loss_reduction, out=None))
+            self.loop(Private(session, self.loss_reduction))
         else:
             assert self.loss_fn is not None
             take_steps(session, copy_of(self.loss_fn) if isinstance(self.loss_fn, nn.Module) else self.loss_fn)
+
+
+def audited_recipe(plan: Plan | Recipe | str) -> Recipe:
+    """The recipe that is audited: of a plan, by its name, or as it is."""
+    recipe = plan.recipe if isinstance(plan, Plan) else find_recipe(plan)
+    if not recipe.private:
+        raise InvalidArgument(
+            "plan", recipe.name, "it promises nothing that could be broken", "Choose a private recipe"
+        )
+    return recipe
 
 
 def without_dropout(model: nn.Module) -> tuple[nn.Module, list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,6 +30,9 @@ def replay(
     ] = None,
     noise: Annotated[
         str | None, typer.Option(help="Your own noise schedule, from module:function.", show_default=False)
+    ] = None,
+    update: Annotated[
+        str | None, typer.Option(help="Your own update strategy, from module:function.", show_default=False)
     ] = None,
     loss: Annotated[
         str | None, typer.Option(help="Your own loss, from module:function.", show_default="cross entropy")
@@ -60,20 +63,17 @@ def replay(
     if not chosen.private:
         raise InvalidArgument("recipe", recipe, "it promises nothing that could be broken", "Choose a private recipe")
     subject = resolve(data or "digits", model, data_dir)
-    parts: dict[str, Any] = {
-        "clip": chosen.clip if clip is None else call_own("clip", clip),
-        "noise": chosen.noise if noise is None else call_own("noise", noise),
-    }
+    chosen = options.with_own_strategies(chosen, clip=clip, noise=noise, update=update)
     loss_fn = cross_entropy if loss is None else call_own("loss", loss)
     execution = Execution() if micro_batch is None else Execution(micro_batch)
     try:
-        report = replay_audit(subject.build(), loss_fn, subject.train, steps=steps, execution=execution, **parts)
+        report = replay_audit(subject.build(), loss_fn, subject.train, chosen, steps=steps, execution=execution)
     except ApportionError:
         raise
     except Exception as error:
         raise InvalidArgument(
-            "model/clip/noise/loss",
-            model or clip or noise or loss,
+            "model/clip/noise/update/loss",
+            model or clip or noise or update or loss,
             f"a step failed with {type(error).__name__}: {error}",
             "Check that it trains without the audit",
         ) from error

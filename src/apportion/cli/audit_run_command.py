@@ -80,8 +80,7 @@ def run(
     writable_folder(out.parent)
     result = audit(
         **subject,
-        clip=chosen.clip if clip is None else call_own("clip", clip),
-        noise=chosen.noise if noise is None else call_own("noise", noise),
+        plan=options.with_own_strategies(chosen, clip=clip, noise=noise),
         execution=None if micro_batch is None else Execution(micro_batch=micro_batch),
         progress=True,
         **given,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from apportion.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from apportion.strategies.recipes import Recipe
 
 Data = Annotated[
     str | None,
@@ -88,3 +91,15 @@ def _value(text: str) -> Any:
 def given(**options: Any) -> dict[str, Any]:
     """The options that were said."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def with_own_strategies(recipe: Recipe, **functions: str | None) -> Recipe:
+    """The recipe with strategies of a person's own, each by role from `module:function`."""
+    from dataclasses import replace
+
+    from apportion.compare.resolve import call_own
+
+    own = {role: call_own(role, name) for role, name in functions.items() if name is not None}
+    if "clip" in own:
+        own.setdefault("noise", None)  # such a clip may own both roles
+    return replace(recipe, **own)

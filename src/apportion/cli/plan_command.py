@@ -46,7 +46,7 @@ def plan(
     from apportion.cli.compare_command import choose_recipes
     from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
     from apportion.compare.experiment import experiment
-    from apportion.report.planning import CALIBRATIONS, draw_plans, plan_recipe
+    from apportion.report.planning import CALIBRATIONS, draw_plans, plan_facts, plan_recipe
 
     validate.known("calibrate", calibrate, CALIBRATIONS)
     values = options.given(
@@ -63,7 +63,9 @@ def plan(
     values["recipe"] = choose_recipes(None, recipe or [options.DEFAULT_RECIPE], options.parse_settings(settings))
     wanted = experiment(with_benchmark_budget(with_training_defaults(values)))
     wanted.check()
-    plans = [plan_recipe(choice.recipe(), wanted.budget(), wanted.sampling(), calibrate) for choice in wanted.recipe]
+    budget = wanted.budget()
+    planned = [plan_recipe(choice.recipe(), budget, wanted.sampling(), calibrate) for choice in wanted.recipe]
+    plans = [plan_facts(one, target_epsilon=budget.epsilon, calibration=calibrate) for one in planned]
     if html is not None:
         draw_plans(plans, html)
     if as_json:

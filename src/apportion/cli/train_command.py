@@ -173,7 +173,7 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
     from apportion.errors import ApportionError
     from apportion.training.folders import tidied
 
-    plan, recovery = request.experiment, request.recovery
+    plan = request.experiment
     subject = resolve(plan.data, plan.model, data_dir)
     seed = plan.seeds[0] if plan.seeds else None
     with tidied(folder):
@@ -188,9 +188,8 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
                 seed,
                 folder,
                 progress=True,
-                ledger=request.ledger,
-                recovery=recovery,
-                resume=resume,
+                storage=request.storage(folder, resume=resume),
+                spare=request.spare_steps,
             )
         except ApportionError:
             if not resume:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -25,14 +24,15 @@ from apportion.compare.seeds import over_seeds
 from apportion.errors import InvalidArgument
 from apportion.execution import Execution
 from apportion.models.temper import temper
-from apportion.plan import describe
-from apportion.report.planning import plan_by_limit_theorem
+from apportion.report.planning import plan_recipe
 from apportion.sampling import Sampling
 from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
+from apportion.strategies.descriptions import describe
 from apportion.training.history import Entry
-from apportion.training.recovery import Recovery
+from apportion.training.progress import progress_bar
 from apportion.training.statement import in_words
+from apportion.training.storage import Storage
 from apportion.training.train import train
 from apportion.training.versions import package_versions
 
@@ -91,16 +91,16 @@ def run_recipe(
     seed: int | None,
     folder: Path | None,
     progress: bool | None = None,
-    ledger: Path | None = None,
-    recovery: Recovery | None = None,
-    resume: bool = False,
+    storage: Storage | None = None,
+    spare: int = 0,
     probe: Callable[[nn.Module], float] | None = None,
 ) -> dict[str, Any]:
     """Train once and describe the run.
 
     Args:
         folder: gets the run folder of a private run.
-        ledger: gets its charges.
+        storage: how it is kept there, if not as a new run.
+        spare: steps that can be taken again after a crash.
         probe: what else is asked of a private run's model whenever it is evaluated, for data that is public; `median_norm` in the history.
     """
     recipe, sampling = choice.recipe(), experiment.sampling()
@@ -144,41 +144,28 @@ def run_recipe(
         outcome |= {"private": False, "clip": None, "noise": None, "update": None, "steps": sampling.steps}
     else:
         probed: dict[int, dict[str, float]] = {}
+        plan = plan_recipe(recipe, experiment.budget(), sampling, choice.calibrated_by, spare)
+        with progress_bar(choice.shown, plan.steps, plan.budget.epsilon, enabled=progress) as show:
 
-        def look(entry: Entry) -> None:
-            if probe is not None and entry.epsilon is not None:
-                probed[entry.step] = {"median_norm": probe(model)}
+            def look(entry: Entry) -> None:
+                show(entry)
+                if probe is not None and entry.epsilon is not None:
+                    probed[entry.step] = {"median_norm": probe(model)}
 
-        budget = experiment.budget()
-        if choice.calibrated_by == "clt":
-            plan = plan_by_limit_theorem(recipe, budget, sampling)
-            recipe = dataclasses.replace(recipe, noise=plan.noise)
-            budget = dataclasses.replace(budget, epsilon=plan.epsilon)
-        run = train(
-            model,
-            cross_entropy,
-            subject.train,
-            budget=budget,
-            population=sampling.population,
-            sample_rate=sampling.sample_rate,
-            steps=sampling.steps,
-            lr=lr,
-            optimizer=factory,
-            scheduler=_scheduler(experiment.followed(choice), sampling),
-            clip=recipe.clip,
-            noise=recipe.noise,
-            update=recipe.update,
-            evaluate=subject.test,
-            execution=Execution(micro_batch=experiment.micro_batch),
-            seed=seed,
-            out=folder,
-            ledger=ledger,
-            recovery=recovery or Recovery(spare=0),
-            resume=resume,
-            progress=progress,
-            label=choice.shown,
-            on_step=look,
-        )
+            run = train(
+                model,
+                cross_entropy,
+                subject.train,
+                plan,
+                lr=lr,
+                optimizer=factory,
+                scheduler=_scheduler(experiment.followed(choice), sampling),
+                evaluate=subject.test,
+                execution=Execution(micro_batch=experiment.micro_batch),
+                seed=seed,
+                storage=storage or Storage(folder),
+                progress=look,
+            )
         facts = run.statement()
         history = [entry.as_json() | probed.get(entry.step, {}) for entry in run.history]
         keys = ("epsilon", "target_epsilon", "delta", "unit", "neighbours", "accountant", "private", "clip", "noise")

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from apportion.compare.experiment import Experiment
 from apportion.errors import InvalidArgument
-from apportion.training.checkpoint import CHECKPOINT, replace_file
-from apportion.training.recovery import Recovery
+from apportion.training.checkpoint import replace_file
+from apportion.training.storage import CHECKPOINT, CHECKPOINTS, Storage
 
 _FILE = "settings.json"
 
@@ -27,10 +27,15 @@ class RunSettings(BaseModel):
     spare: int | None = None
     every: int | None = None
 
-    @property
-    def recovery(self) -> Recovery:
+    def storage(self, folder: Path, *, resume: bool) -> Storage:
+        """Where the run is kept."""
         mode: Any = self.mode
-        return Recovery(mode=mode, spare=self.spare, every=self.every)
+        return Storage(folder, self.ledger, mode, self.every, resume)
+
+    @property
+    def spare_steps(self) -> int:
+        """Spare steps of the plan: a hundredth of the run, which is enough for one crash, unless somebody said otherwise."""
+        return self.experiment.sampling().steps // CHECKPOINTS if self.spare is None else self.spare
 
     def save(self, folder: Path) -> None:
         """Write them into a folder that holds no run yet."""

@@ -60,3 +60,18 @@ def temper(model: nn.Module, scale: float = 2.0, temperature: float = 2.0, offse
         parent, _, child = name.rpartition(".")
         tempered.get_submodule(parent).add_module(child, layer)
     return tempered
+
+
+def require_tempered(model: nn.Module, shape: Temper | None) -> None:
+    """Refuse a model that a recipe would have changed, and nobody did: without tempered sigmoids it is another method."""
+    if shape is None:
+        return
+    replaced = next((name for name, layer in model.named_modules() if type(layer) in (nn.ReLU, nn.Tanh)), None)
+    if replaced is not None or not any(isinstance(layer, TemperedSigmoid) for layer in model.modules()):
+        arguments = f"scale={shape.scale:g}, temperature={shape.temperature:g}, offset={shape.offset:g}"
+        raise InvalidArgument(
+            "model",
+            type(model).__name__,
+            "the recipe trains tempered sigmoids, and the model has none or still has other activations",
+            f"Train apportion.temper(model, {arguments})",
+        )

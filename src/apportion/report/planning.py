@@ -7,51 +7,48 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from apportion.accounting.accountant import Accountant, PrivacyLossAccountant, RunningPrice, count_events
-from apportion.accounting.calibration import calibrate
+from apportion.accounting.accountant import Accountant, PrivacyLossAccountant, count_events
 from apportion.accounting.central_limit import CentralLimitAccountant
 from apportion.accounting.comparisons import compare_accountants
 from apportion.budget import Budget
-from apportion.errors import InvalidArgument
-from apportion.plan import Plan, make_plan
+from apportion.planning import Plan, plan_steps
 from apportion.report.figure_page import write_page
-from apportion.request import Event
 from apportion.sampling import Sampling
-from apportion.strategies.context import Context
 from apportion.strategies.recipes import Recipe
 
 CALIBRATIONS: dict[str, type[Accountant]] = {"pld": PrivacyLossAccountant, "clt": CentralLimitAccountant}
-POINTS = 40
-"""At how many steps the budget spent so far is priced for a drawing."""
 
 
-def plan_recipe(recipe: Recipe, budget: Budget, sampling: Sampling, calibration: str = "pld") -> dict[str, Any]:
-    """The plan of a recipe as data: see `apportion plan --json`.
+def plan_recipe(recipe: Recipe, budget: Budget, sampling: Sampling, calibration: str = "pld", spare: int = 0) -> Plan:
+    """The plan of a recipe.
 
     Args:
         calibration: "pld" solves the noise from the true ε; "clt" from the central limit theorem, as Du et al. do, which is *not an
             upper bound*: the plan then says what it really costs.
+        spare: steps that can be taken again after a crash.
     """
-    if recipe.clip is None or recipe.noise is None:
-        raise InvalidArgument("recipe", recipe.name, "it has no privacy to plan", "Choose a private recipe")
     if calibration == "clt":
-        plan = plan_by_limit_theorem(recipe, budget, sampling)
-    else:
-        plan = make_plan(budget, sampling, recipe.clip, recipe.noise, PrivacyLossAccountant())
-    claims = compare_accountants(count_events(plan.tokens), budget.delta)
+        return plan_by_limit_theorem(recipe, budget, sampling)
+    return plan_steps(recipe, budget, sampling, spare)
+
+
+def plan_facts(plan: Plan, *, target_epsilon: float, calibration: str = "pld") -> dict[str, Any]:
+    """What `apportion plan --json` prints: the plan with its course, and what each accountant would claim for it."""
+    claims = compare_accountants(count_events(plan.tokens), plan.budget.delta)
     return {
-        "recipe": recipe.name,
+        "recipe": plan.recipe.name,
         "epsilon": plan.epsilon,
-        "target_epsilon": budget.epsilon,
-        "delta": budget.delta,
-        "unit": budget.unit.name,
-        "calibrated_by": calibration if recipe.noise.multiplier is None else "given multiplier",
+        "target_epsilon": target_epsilon,
+        "delta": plan.budget.delta,
+        "unit": plan.budget.unit.name,
+        "calibrated_by": calibration,
         "steps": plan.steps,
-        "sample_rate": sampling.sample_rate,
-        "expected_batch_size": sampling.expected_batch_size,
+        "spare": plan.spare,
+        "sample_rate": plan.sampling.sample_rate,
+        "expected_batch_size": plan.sampling.expected_batch_size,
         "noise_multiplier": list(plan.multipliers),
-        "clip": _thresholds(plan),
-        "spent": _spending(plan.tokens, budget.delta),
+        "clip": plan.thresholds(),
+        "spent": plan.spending(),
         "claims": {claim.name: claim.epsilon for claim in claims},
         "not_upper_bounds": [claim.name for claim in claims if not claim.upper_bound],
     }
@@ -59,37 +56,8 @@ def plan_recipe(recipe: Recipe, budget: Budget, sampling: Sampling, calibration:
 
 def plan_by_limit_theorem(recipe: Recipe, budget: Budget, sampling: Sampling) -> Plan:
     """A plan whose noise the central limit theorem solves from `budget`, at its true price, which exceeds that budget."""
-    assert recipe.clip is not None
-    noise: Any = recipe.noise
-    contexts = [Context(step, sampling.steps, sampling.sample_rate) for step in range(1, sampling.steps + 1)]
-    scale = calibrate(
-        CentralLimitAccountant(),
-        [noise.relative(context) for context in contexts],
-        sample_rate=sampling.sample_rate,
-        epsilon=budget.epsilon,
-        delta=budget.delta,
-    )
-    unlimited = replace(budget, epsilon=1e6)  # the point is to see by how much the true price exceeds the claim
-    return make_plan(unlimited, sampling, recipe.clip, replace(noise, multiplier=scale), PrivacyLossAccountant())
-
-
-def _thresholds(plan: Plan) -> list[float]:
-    """The first threshold of each step, as far as it is known before anything was released."""
-    shapes = {"parameter": (1,)}  # the model is not known here
-    state = plan.clip.init(plan.context(1, shapes))
-    return [plan.request(plan.context(step, shapes), state).sums[0].threshold for step in range(1, plan.steps + 1)]
-
-
-def _spending(tokens: Sequence[Event], delta: float) -> list[tuple[int, float]]:
-    """(step, ε spent so far) at evenly spaced steps."""
-    running = RunningPrice(count_events(tokens), delta)
-    every = max(1, len(tokens) // POINTS)
-    spent = []
-    for step, token in enumerate(tokens, start=1):
-        running.add(token)
-        if step % every == 0 or step in (1, len(tokens)):
-            spent.append((step, running.epsilon()))
-    return spent
+    plan = plan_steps(recipe, budget, sampling, accountant=CentralLimitAccountant())
+    return replace(plan, budget=replace(budget, epsilon=plan.epsilon))
 
 
 def draw_plans(plans: Sequence[dict[str, Any]], out: Path) -> Path:

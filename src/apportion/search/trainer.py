@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.budget import Budget, Public, Record
 from apportion.compare.momentum import with_momentum
 from apportion.compare.resolve import resolve
@@ -20,16 +19,18 @@ from apportion.curator.records import as_records
 from apportion.data import KNOWN
 from apportion.errors import InvalidArgument
 from apportion.execution import Execution
-from apportion.plan import make_plan
+from apportion.planning import Plan, plan_steps
 from apportion.sampling import Sampling
 from apportion.search.candidates import Outcome
 from apportion.search.search_settings import SearchSettings
 from apportion.strategies.clip import Fixed
 from apportion.strategies.noise import Constant
+from apportion.strategies.recipes import Recipe
 from apportion.training.evaluation import accuracy, require_public
+from apportion.training.opening import open_session, require_trainable
 from apportion.training.optimizers import build_optimizer
 from apportion.training.packing import pack, unpack
-from apportion.training.session import open_session, require_trainable
+from apportion.training.session import Setup
 
 UNLIMITED = 1e6
 """ε of the budget: public data has nothing to spend, and the multiplier alone decides how much noise there is."""
@@ -50,8 +51,7 @@ class PublicTrainer:
         self._sampling = Sampling.declare(population=population, batch_size=settings.batch_size, epochs=1)
         self._budget = Budget(epsilon=UNLIMITED, delta=0.1 / population, unit=Record())
         self._noise = Constant(multiplier=settings.noise_multiplier)
-        plan = make_plan(self._budget, self._sampling, Fixed(), self._noise, PrivacyLossAccountant())
-        if plan.steps < self._sampling.steps:
+        if self._plan(1.0).steps < self._sampling.steps:
             raise InvalidArgument(
                 "noise_multiplier",
                 settings.noise_multiplier,
@@ -76,24 +76,22 @@ class PublicTrainer:
             before = unpack(state)
             model.load_state_dict(before["model"])
             optimizer.load_state_dict(before["optimizer"])
-            session = open_session(
-                model,
-                optimizer,
-                self._records,
-                budget=self._budget,
-                sampling=self._sampling,
-                clip=Fixed(threshold),
-                noise=self._noise,
+            setup = Setup(
+                model=model,
+                optimizer=optimizer,
+                records=self._records,
+                plan=self._plan(threshold),
+                choice=self._choice,
                 execution=Execution(),
                 randomness=Randomness.seeded(seed),
-                out=None,
-                ledger=None,
-                choice=self._choice,
-                own_loop=False,
             )
+            session = open_session(setup)
             while session.account.left:  # `take_steps` would also price every step, and nobody pays here
                 session.apply(session.curator.answer(session.next_request(), cross_entropy))
             return Outcome(_packed(model, optimizer), accuracy(model, self._test))
+
+    def _plan(self, threshold: float) -> Plan:
+        return plan_steps(Recipe(clip=Fixed(threshold), noise=self._noise), self._budget, self._sampling)
 
     def _optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         factory = with_momentum(self._settings.optimizer, self._settings.momentum)

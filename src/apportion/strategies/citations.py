@@ -8,6 +8,7 @@ from typing import Any
 from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.strategies.recipes import Recipe, named
+from apportion.strategies.update import Plain
 
 BIBTEX: Mapping[str, str] = {
     "abadi2016": """@inproceedings{abadi2016,
@@ -138,31 +139,30 @@ _OF_STRATEGY = {
 
 
 def cite(used: Any) -> str:
-    """BibTeX entries for what a run, or a recipe (also by name), uses: plain DP-SGD, the method, and how it was priced."""
+    """BibTeX entries for what a run, a plan or a recipe (also by name) uses: plain DP-SGD, the method, and how it was priced."""
     return "\n\n".join(BIBTEX[key] for key in citation_keys(used))
 
 
 def citation_keys(used: Any) -> tuple[str, ...]:
     """The keys of `BIBTEX` that `used` rests on: the method's own first, then DP-SGD and the accountant."""
-    if isinstance(used, str):
-        used = named(used)
-    if isinstance(used, Recipe):
-        if not used.private:
-            return ()
-        kinds = {role: type(getattr(used, role)).__name__ for role in _OF_STRATEGY}
-        grouped, averaged = getattr(used.clip, "groups", "flat") != "flat", used.update.average is not None
-        tempered = used.model is not None
-    elif callable(getattr(used, "configuration", None)):  # a Run: strategies import nothing of training
-        facts = used.configuration()
-        kinds = {role: facts[role]["kind"] for role in _OF_STRATEGY}
-        if kinds["noise"] == "NoiseOf":  # a clip that owns both roles
-            kinds["noise"] = kinds["clip"]
-        grouped, averaged = facts["clip"].get("groups", "flat") != "flat", facts["update"]["average"] is not None
-        tempered = any(type(layer).__name__ == "TemperedSigmoid" for layer in used.model.modules())
-    else:
+    used = getattr(used, "plan", used)  # of a run
+    used = getattr(used, "recipe", used)  # of a plan
+    recipe = named(used) if isinstance(used, str) else used
+    if not isinstance(recipe, Recipe):
         raise InvalidArgument(
-            "used", validate.shown(used), "it is neither a run nor a recipe", "Pass what train() returned, or a name"
+            "used",
+            validate.shown(used),
+            "it is neither a run nor a plan nor a recipe",
+            "Pass what train() returned, or a name",
         )
+    if not recipe.private:
+        return ()
+    kinds = {role: type(getattr(recipe, role)).__name__ for role in _OF_STRATEGY}
+    if kinds["noise"] == "NoiseOf":  # a clip that owns both roles
+        kinds["noise"] = kinds["clip"]
+    grouped = getattr(recipe.clip, "groups", "flat") != "flat"
+    averaged = isinstance(recipe.update, Plain) and recipe.update.average is not None
+    tempered = recipe.model is not None
     own = [_OF_STRATEGY[role][kind] for role, kind in kinds.items() if kind in _OF_STRATEGY[role]]
     extra = {"he2023": grouped, "papernot2021": tempered, "polyak1992": averaged}
     first = ["he2023"] if grouped and kinds["clip"] == "Quantile" else []

@@ -1,64 +1,91 @@
-"""Who fills the roles of a run: what was given, the defaults, and strategies that own two roles at once."""
+"""The roles of a recipe, as protocols: what a strategy of one's own has to offer.
+
+| role            | decides                                                | methods                          |
+|-----------------|--------------------------------------------------------|----------------------------------|
+| `Clip`          | how far one record may move the sum                    | `init`, `propose`, `observe`     |
+| `NoiseSchedule` | the multiplier z_t of each step, known in advance      | `multiplier`, `relative`         |
+| `FeedbackNoise` | the multiplier z_t from released values                | `observe`; no plan executes one  |
+| `Update`        | what the optimiser is given of a released gradient     | `init`, `transform`, `observe`   |
+
+A strategy is a frozen dataclass of public hyper-parameters with explicit state. Its state must survive a file (numbers, texts, tensors,
+and tuples, lists or dicts of them), because a run may have to be resumed. It sees released values and public facts, nothing else.
+`apportion.audit.check_strategy` tries one.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol, TypeGuard
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from apportion import validate
-from apportion.errors import InvalidArgument
-from apportion.strategies.clip import Clip, Fixed
+from apportion.request import Release, Released
 from apportion.strategies.context import Context
-from apportion.strategies.noise import Constant, NoiseSchedule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-class _Both(Clip, NoiseSchedule, Protocol):
-    """A strategy that owns two roles."""
+@runtime_checkable
+class Clip(Protocol):
+    """How far one record may move the sum: thresholds, and statistics of the norms that are released beside the gradient."""
+
+    def init(self, context: Context) -> Any:
+        """The state before the first step; `None` if there is nothing to remember."""
+        ...
+
+    def propose(self, state: Any, context: Context) -> tuple[Release, ...]:
+        """The releases of the next request."""
+        ...
+
+    def observe(self, state: Any, released: Released) -> Any:
+        """The state after a release."""
+        ...
 
 
-@dataclass(frozen=True)
-class NoiseOf:
-    """The noise role of a clip that owns both: its multipliers without what makes it a clip."""
-
-    clip: _Both
+@runtime_checkable
+class NoiseSchedule(Protocol):
+    """The multipliers z_t = scale·relative(t), fixed before any record is read. `multiplier=None`: the budget decides the scale."""
 
     @property
-    def multiplier(self) -> float | None:
-        return self.clip.multiplier
+    def multiplier(self) -> float | None: ...
 
     def relative(self, context: Context) -> float:
-        return self.clip.relative(context)
+        """z_t divided by the scale."""
+        ...
 
 
-def resolve_roles(clip: Clip | None, noise: NoiseSchedule | None) -> tuple[Clip, NoiseSchedule]:
-    """The strategy of each role.
+@runtime_checkable
+class FeedbackNoise(Protocol):
+    """A noise strategy that looks at released values to choose its multipliers.
 
-    Args:
-        clip: `Fixed()` if it is `None`. One that also has multipliers, as `FixedDeviation` does, fills the noise role too.
-        noise: `Constant()` if it is `None`.
-
-    Raises:
-        InvalidArgument: if two strategies would own one role.
+    That is valid under a rule that allows it (`accounting/rules.py`: a multiset or a filter), never as a fixed plan.
     """
-    if _owns_both(clip):
-        own = NoiseOf(clip)
-        if noise not in (None, clip, own):
-            raise InvalidArgument(
-                "noise",
-                validate.shown(noise),
-                f"two strategies own one role: {type(clip).__name__} chooses the multipliers too",
-                "Leave noise= out, or use another clip",
-            )
-        return clip, own
-    if _owns_both(noise):
-        raise InvalidArgument(
-            "noise",
-            validate.shown(noise),
-            "it chooses thresholds too, so it cannot fill this role alone",
-            "Pass it as clip= and leave noise= out",
-        )
-    return Fixed() if clip is None else clip, Constant() if noise is None else noise
+
+    def observe(self, state: Any, released: Released) -> Any:
+        """The state after a release."""
+        ...
 
 
-def _owns_both(strategy: object) -> TypeGuard[_Both]:
-    return not isinstance(strategy, type) and isinstance(strategy, Clip) and isinstance(strategy, NoiseSchedule)
+@runtime_checkable
+class Update(Protocol):
+    """What the optimiser is given of a released gradient, and what else is made of released values. It costs nothing."""
+
+    def init(self, parameters: Mapping[str, Tensor]) -> Any:
+        """The state before the first step, from the trained parameters by name."""
+        ...
+
+    def transform(self, state: Any, released: Released) -> Mapping[str, Tensor]:
+        """The gradient for the optimiser, by parameter. It must have the names and shapes of `released.gradient`."""
+        ...
+
+    def observe(self, state: Any, released: Released, parameters: Mapping[str, Tensor]) -> Any:
+        """The state after the step that led to `parameters`."""
+        ...
+
+
+@runtime_checkable
+class AveragingUpdate(Update, Protocol):
+    """An update that keeps other weights to be used in the end, such as averages over the steps."""
+
+    def averaged(self, state: Any) -> Mapping[str, Tensor] | None:
+        """These weights by parameter; `None` if there are none (yet)."""
+        ...

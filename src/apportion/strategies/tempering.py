@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from apportion import validate
 
+__all__ = ["Temper"]
+
 
 @dataclass(frozen=True)
 class Temper:

@@ -23,11 +23,10 @@ from typing import Any
 
 from apportion.errors import InvalidArgument
 from apportion.training.packing import pack, unpack
+from apportion.training.storage import CHECKPOINT
 
 FORMAT = 1
 _HEADER = b"apportion checkpoint "
-CHECKPOINT = Path("secret") / "checkpoint"
-"""Where a run folder keeps its checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,8 @@ from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
 from apportion.request import Event, Released, Request
 from apportion.training.checkpoint import replace_file
 from apportion.training.packing import digest
+from apportion.training.storage import DRAWS, KEY
 from apportion.training.versions import package_versions
-
-KEY = Path("secret") / "key"
-DRAWS = Path("secret") / "draws.sqlite"
 
 
 class DrawBook:
@@ -132,12 +130,17 @@ class ExactCurator:
         next_request: Callable[[], Request],
     ):
         self._account, self._folder, self._state, self._next_request = account, folder, state, next_request
-        self._key = _key_of(folder / KEY, new=account.run is None)
-        self._book = DrawBook.open(folder / DRAWS)
         self._current: _Draw | None = None
         self._process = os.getpid()
         self._curator = build(self)
-        account.repeatable = self._book.steps()
+        self._key = b""
+
+    def begin(self) -> None:
+        """Make or read the key and the book of draws, once the run is sure to begin; of a run that has ended they are gone."""
+        if self._account.left or (self._folder / KEY).exists():
+            self._key = _key_of(self._folder / KEY, new=self._account.run is None)
+            self._book = DrawBook.open(self._folder / DRAWS)
+            self._account.repeatable = self._book.steps()
 
     def answer(self, request: Request, loss_fn: LossFunction) -> Released:
         """The noisy clipped gradient that `request` asks for; the value that was handed out before, if it was asked before."""
@@ -193,7 +196,7 @@ class ExactCurator:
             seen_or_unpaid = self._book.value(token) is not None or not self._account.is_spent(token)
             if name == self._book.name(token) and seen_or_unpaid:
                 return _Draw(token, name)
-        new = self._account.next_token()
+        new = self._account.find_token(request.event())
         if new is None:
             return None
         name = self._name(new, request, state)

@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apportion import validate
-from apportion.budget import Budget
 from apportion.curator.curator import Curator, Draw
 from apportion.curator.gradients.engine import Engine
 from apportion.curator.randomness import Randomness
@@ -31,16 +30,14 @@ from apportion.curator.tree import batch_size as size_of
 from apportion.curator.tree import map_tensors, tensors_of
 from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
 from apportion.execution import Execution
-from apportion.sampling import Sampling
-from apportion.strategies.clip import Clip
+from apportion.planning import Plan, require_plan
 from apportion.strategies.context import epoch_length
-from apportion.strategies.noise import NoiseSchedule
-from apportion.strategies.update import Plain
 from apportion.training.history import Entry
+from apportion.training.opening import open_session, require_trainable
 from apportion.training.record_loss import Reduction, per_record_scale, require_separable
-from apportion.training.recovery import Recovery
 from apportion.training.run import Run
-from apportion.training.session import Session, open_session, require_trainable
+from apportion.training.session import Session, Setup
+from apportion.training.storage import Storage
 
 SEPARABILITY_CHECKS = 8
 """In so many of the first micro-batches the loss is differentiated twice, to see whether it mixes records."""
@@ -156,8 +153,8 @@ class PrivateOptimizer:
 class Private:
     """A private run whose loop is the person's own: `batches`, `model`, `optimizer`, and what every `Run` offers."""
 
-    def __init__(self, session: Session, reduction: Reduction, out: Path | None):
-        self._session, self._out = session, out
+    def __init__(self, session: Session, reduction: Reduction):
+        self._session = session
         self.run = Run(session)
         self.model = PrivateModel(session.engine, reduction)
         self.optimizer = PrivateOptimizer(self, session.optimizer)
@@ -196,7 +193,7 @@ class Private:
         """The micro-batches of the next logical steps, each drawn afresh: of all that are left, or of so many epochs or steps.
 
         An empty draw is completed here: noise, charge and update, with nothing for the loop to do. When the plan is spent, the
-        iteration ends, and a run with `out` is saved.
+        iteration ends, and a run with a folder is saved.
 
         One iteration is open at a time. A draw that is left in its middle, by a `break` or an exception, is spent: nothing of it is
         released, and nothing reaches another draw.
@@ -224,8 +221,8 @@ class Private:
             self._open, self.model.current, self._settings = False, None, None
         if not self.steps_left:
             self._session.curator.end_workers()
-            if self._out is not None:
-                self.save(self._out)
+            if (folder := self._session.setup.storage.folder) is not None:
+                self.save(folder)
 
     def _draws(self, steps: int) -> Iterator[Batch]:
         self._settings = _settings_of(self._session.optimizer)
@@ -286,25 +283,14 @@ def _settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 def make_private(
     model: nn.Module,
     optimizer: Optimizer,
-    train_data: Any,
+    data: Any,
+    plan: Plan,
     *,
-    budget: Budget,
-    population: int | None = None,
-    batch_size: int | None = None,
-    epochs: float | None = None,
-    sample_rate: float | None = None,
-    steps: int | None = None,
-    clip: Clip | None = None,
-    noise: NoiseSchedule | None = None,
-    update: Plain | None = None,
     loss_reduction: Reduction = "mean",
     scheduler: LRScheduler | None = None,
     execution: Execution | None = None,
     seed: int | None = None,
-    out: str | Path | None = None,
-    ledger: str | Path | None = None,
-    recovery: Recovery | None = None,
-    resume: bool = False,
+    storage: Storage | None = None,
 ) -> Private:
     """Make a training loop of one's own private. Arguments as in `train`, and:
 
@@ -318,28 +304,18 @@ def make_private(
         A `Private` with `batches()`, `model`, `optimizer`, `epsilon()`, `history`, `statement()`, `save()`, and the `run` itself.
     """
     validate.known("loss_reduction", loss_reduction, ("mean", "sum"))
-    sampling = Sampling.declare(
-        population=population, batch_size=batch_size, epochs=epochs, sample_rate=sample_rate, steps=steps
-    )
-    records = as_records(train_data)
-    choice = require_trainable(model, None, records, execution)
-    session = open_session(
-        model,
-        optimizer,
-        records,
-        budget=budget,
-        sampling=sampling,
-        clip=clip,
-        noise=noise,
-        execution=execution or Execution(),
+    require_plan(plan)
+    records, execution = as_records(data), execution or Execution()
+    setup = Setup(
+        model=model,
+        optimizer=optimizer,
+        records=records,
+        plan=plan,
+        choice=require_trainable(model, None, records, execution),
+        execution=execution,
         randomness=Randomness.choose(seed),
-        out=None if out is None else Path(out),
-        ledger=None if ledger is None else Path(ledger),
-        choice=choice,
-        own_loop=True,
         scheduler=scheduler,
-        update=update,
-        recovery=recovery,
-        resume=resume,
+        storage=storage or Storage(),
+        own_loop=True,
     )
-    return Private(session, loss_reduction, None if out is None else Path(out))
+    return Private(open_session(setup), loss_reduction)

@@ -16,11 +16,12 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from apportion.plan import describe
+from apportion.planning import Plan
 from apportion.training.checkpoint import explained, replace_file
 from apportion.training.history import Entry
-from apportion.training.session import LEDGER, Session
+from apportion.training.session import Session
 from apportion.training.statement import as_markdown, statement
+from apportion.training.storage import LEDGER
 from apportion.training.versions import package_versions
 
 
@@ -73,29 +74,22 @@ class Run:
         """The privacy statement as data."""
         return statement(self._session)
 
+    @property
+    def plan(self) -> Plan:
+        """What was executed."""
+        return self._session.plan
+
     def configuration(self) -> dict[str, Any]:
         """Everything that was decided in advance. All of it is public."""
-        plan = self._session.plan
         return {
-            "epsilon": plan.budget.epsilon,
-            "delta": plan.budget.delta,
-            "unit": plan.budget.unit.name,
-            "population": plan.sampling.population,
-            "sample_rate": plan.sampling.sample_rate,
-            "expected_batch_size": plan.sampling.expected_batch_size,
-            "steps": plan.steps,
-            "spare": plan.spare,
-            "clip": describe(plan.clip),
-            "noise": describe(plan.noise),
-            "noise_multipliers": _compact(plan.multipliers),
-            "update": describe(self._session.update),
+            "plan": self.plan.describe(),
             "optimizer": type(self._session.optimizer).__name__,
             "lr": self._session.initial_learning_rates,
             "versions": package_versions(),
         }
 
     def save(self, folder: str | Path) -> Path:
-        """Write the run folder. The ledger of a run that was started with `out=folder` is already there."""
+        """Write the run folder. The ledger of a run that was started with `Storage(folder)` is already there."""
         root, public = Path(folder), Path(folder) / "public"
         self._save_ledger(root / LEDGER)
         with explained(public):
@@ -107,6 +101,7 @@ class Run:
         if (averaged := self.averaged) is not None:
             facts["averaged_weights_sha256"] = _save_weights(public / "averaged.safetensors", averaged)
         _write_json(public / "configuration.json", self.configuration())
+        replace_file(public / "plan.json", self.plan.to_json().encode())
         _write_json(public / "history.json", [entry.as_json() for entry in self.history])
         _write_json(public / "privacy.json", facts)
         replace_file(public / "privacy.md", as_markdown(facts).encode())
@@ -129,10 +124,6 @@ def _save_weights(path: Path, model: nn.Module) -> str:
     content = save(_without_aliases(model))
     replace_file(path, content)
     return hashlib.sha256(content).hexdigest()
-
-
-def _compact(values: Sequence[float]) -> list[float] | float:
-    return values[0] if len(set(values)) == 1 else list(values)
 
 
 def _write_json(path: Path, content: Any) -> None:

@@ -2,80 +2,117 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apportion.accounting.account import Account
-from apportion.accounting.accountant import PrivacyLossAccountant
-from apportion.accounting.ledger import Ledger
-from apportion.budget import Budget
-from apportion.curator.curator import Charges, Curator, Draws, LossFunction
+from apportion.curator.curator import Charges, Curator, Draws
 from apportion.curator.gradients.engine import Engine, EngineChoice
 from apportion.curator.gradients.reference import trained_parameters
-from apportion.curator.mechanisms import Mechanism
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
 from apportion.errors import InvalidArgument, WrongOrder
 from apportion.execution import Execution
-from apportion.models.check import check, copy_of
-from apportion.models.engine_choice import choose_engine
-from apportion.models.memory import with_known_batch
-from apportion.models.probe import probe_loss, probe_model
-from apportion.models.vetting import vetted_engine
-from apportion.plan import Plan, describe, make_plan
+from apportion.models.check import copy_of
+from apportion.planning import Plan
 from apportion.request import Released, Request
-from apportion.sampling import Sampling
-from apportion.strategies.clip import Clip
-from apportion.strategies.noise import NoiseSchedule
-from apportion.strategies.roles import resolve_roles
-from apportion.strategies.update import Plain
-from apportion.training.checkpoint import CHECKPOINT, Checkpoints, restored
-from apportion.training.exact import DRAWS, KEY, ExactCurator
-from apportion.training.folders import missing_folders, remove_empty
+from apportion.strategies.context import Context
+from apportion.strategies.roles import AveragingUpdate
+from apportion.training.checkpoint import Checkpoints
+from apportion.training.exact import ExactCurator
 from apportion.training.history import Entry, as_columns, from_columns, is_report_step
-from apportion.training.optimizers import require_plain_scheduler, require_plain_step, require_same_parameters
-from apportion.training.recovery import Recovery, configuration
+from apportion.training.optimizers import require_same_parameters
+from apportion.training.storage import Storage
 
-LEDGER = Path("secret") / "ledger.sqlite"
-"""Where a run folder keeps its ledger."""
+BuildCurator = Callable[[Records, Engine, Charges, Draws, Execution], Curator]
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Everything that a run is opened with. `train` and `make_private` make one, and so do audits and searches.
+
+    Args:
+        model, optimizer, scheduler: what learns; the scheduler is stepped once a step.
+        records: the private records.
+        plan: what is executed.
+        choice: how per-record gradients are computed (`models/engine_choice.py`).
+        execution: memory and speed.
+        randomness: where random bits come from.
+        storage: where the run is kept.
+        own_loop: whether the loop is a person's own, as in `make_private`.
+        engine: instead of the chosen one, for audits.
+        build_curator: makes the curator, for audits that look over its shoulder.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    records: Records
+    plan: Plan
+    choice: EngineChoice
+    execution: Execution
+    randomness: Randomness
+    scheduler: LRScheduler | None = None
+    storage: Storage = field(default_factory=Storage)
+    own_loop: bool = False
+    engine: Engine | None = None
+    build_curator: BuildCurator = Curator
 
 
 class Session:
-    """Couples model, optimiser, strategies, curator and account. Nothing is charged until the first request is executed."""
+    """Couples model, optimiser, strategies, curator and account. Nothing is charged until the first request is executed.
+
+    Args:
+        setup: what the run was opened with.
+        engine: per-record gradients of the model.
+        account: pays.
+        build_curator: given this session, makes what answers its requests.
+        checkpoints: writes its state; `None` for a run that lives in memory.
+    """
 
     def __init__(
         self,
+        setup: Setup,
         engine: Engine,
-        optimizer: Optimizer,
-        plan: Plan,
-        curator: Curator | ExactCurator,
         account: Account,
-        randomness: Randomness,
-        *,
-        own_loop: bool,
-        scheduler: LRScheduler | None = None,
-        update: Plain | None = None,
+        build_curator: Callable[[Session], Curator | ExactCurator],
         checkpoints: Checkpoints | None = None,
     ):
-        self.own_loop, self.checkpoints = own_loop, checkpoints
-        self._scheduler = scheduler
-        self.initial_learning_rates = [float(group["lr"]) for group in optimizer.param_groups]
-        self.engine, self.optimizer, self.plan = engine, optimizer, plan
-        self.curator, self.account, self.randomness = curator, account, randomness
+        self.setup, self.engine, self.account, self.checkpoints = setup, engine, account, checkpoints
+        self.plan, self.optimizer, self.randomness = setup.plan, setup.optimizer, setup.randomness
+        self.initial_learning_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.entries: list[Entry] = []
         self._applying = False
-        optimizer.register_step_pre_hook(self._only_released_gradients)
-        self._shapes = {name: tuple(parameter.shape) for name, parameter in trained_parameters(self.model).items()}
-        plan.rehearse(self._shapes)
-        self._clip_state = plan.clip.init(self._context(1))
-        self.update = update or Plain()
-        self.update.require(plan.request(self._context(1), self._clip_state))
-        self._update_state = self.update.init(trained_parameters(self.model))
+        self.optimizer.register_step_pre_hook(self._only_released_gradients)
+        parameters = trained_parameters(self.model)
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        self._clip_state = self.plan.clip.init(self._context(1))
+        self._update_state = self.plan.recipe.update.init(parameters)
+        self._rehearse()
+        self.curator = build_curator(self)
+
+    def _rehearse(self) -> None:
+        """Let the strategies meet a request and an answer of zeros, so that they raise before anything is charged."""
+        for request in self.plan.rehearse(self._shapes):
+            zeros = {name: torch.zeros_like(value) for name, value in trained_parameters(self.model).items()}
+            self._transform(Released(request, zeros, (0.0,) * len(request.statistics)))
+
+    def _transform(self, released: Released) -> Mapping[str, Tensor]:
+        """What the optimiser is given, which must fit the parameters."""
+        gradient = self.plan.recipe.update.transform(self._update_state, released)
+        if {name: tuple(value.shape) for name, value in gradient.items()} != self._shapes:
+            raise InvalidArgument(
+                "update",
+                type(self.plan.recipe.update).__name__,
+                "what it hands to the optimiser does not have the names and shapes of the released gradient",
+                "Return one tensor for each parameter from transform",
+            )
+        return gradient
 
     @property
     def model(self) -> nn.Module:
@@ -84,7 +121,8 @@ class Session:
     @property
     def averaged(self) -> nn.Module | None:
         """A copy of the model with averaged weights; `None` if the update keeps no average, or before the first step."""
-        weights = self.update.averaged(self._update_state)
+        update = self.plan.recipe.update
+        weights = update.averaged(self._update_state) if isinstance(update, AveragingUpdate) else None
         if weights is None:
             return None
         model = copy_of(self.model)
@@ -102,7 +140,7 @@ class Session:
     @property
     def repeatable(self) -> bool:
         """Whether a key can still repeat the draws of this run."""
-        return isinstance(self.curator, ExactCurator) and self.account.left > 0
+        return self.setup.storage.recovery == "exact" and self.account.left > 0
 
     @property
     def step(self) -> int:
@@ -118,7 +156,7 @@ class Session:
         require_same_parameters(self.model, self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)  # whatever was there before was not released
         parameters = trained_parameters(self.model)
-        for name, gradient in self.update.gradient(released).items():
+        for name, gradient in self._transform(released).items():
             parameters[name].grad = gradient
         learning_rate = tuple(float(group["lr"]) for group in self.optimizer.param_groups)
         self._applying = True
@@ -127,9 +165,9 @@ class Session:
         finally:
             self._applying = False
         self.optimizer.zero_grad(set_to_none=True)
-        if self._scheduler is not None:
-            self._scheduler.step()
-        self._update_state = self.update.observe(self._update_state, parameters)
+        if self.setup.scheduler is not None:
+            self.setup.scheduler.step()
+        self._update_state = self.plan.recipe.update.observe(self._update_state, released, parameters)
         self._clip_state = self.plan.clip.observe(self._clip_state, released)
         entry = Entry(
             step=self.step,
@@ -141,9 +179,9 @@ class Session:
         self.entries.append(entry)
         return entry
 
-    def _shared(self, field: str, values: tuple[float, ...]) -> tuple[float, ...]:
+    def _shared(self, name: str, values: tuple[float, ...]) -> tuple[float, ...]:
         """The last entry's tuple if it is equal: a long run with a constant schedule keeps one instead of thousands."""
-        last: tuple[float, ...] | None = getattr(self.entries[-1], field) if self.entries else None
+        last: tuple[float, ...] | None = getattr(self.entries[-1], name) if self.entries else None
         return values if last is None or last != values else last
 
     def state(self) -> dict[str, Any]:
@@ -152,7 +190,7 @@ class Session:
             "step": self.step,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "scheduler": None if self.setup.scheduler is None else self.setup.scheduler.state_dict(),
             "clip": self._clip_state,
             "update": self._update_state,
         }
@@ -161,8 +199,8 @@ class Session:
         """Put back what `state` returned."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if self._scheduler is not None:
-            self._scheduler.load_state_dict(state["scheduler"])
+        if self.setup.scheduler is not None:
+            self.setup.scheduler.load_state_dict(state["scheduler"])
         self._clip_state, self._update_state = state["clip"], state["update"]
         self.entries = from_columns(state["history"])
 
@@ -202,183 +240,5 @@ class Session:
         if isinstance(self.curator, ExactCurator) and not self.account.left:
             self.curator.close()
 
-    def _context(self, step: int) -> Any:
+    def _context(self, step: int) -> Context:
         return self.plan.context(step, self._shapes)
-
-
-def open_session(
-    model: nn.Module,
-    optimizer: Optimizer,
-    records: Records,
-    *,
-    budget: Budget,
-    sampling: Sampling,
-    clip: Clip | None,
-    noise: NoiseSchedule | None,
-    execution: Execution,
-    randomness: Randomness,
-    out: Path | None,
-    ledger: Path | None,
-    choice: EngineChoice,
-    own_loop: bool,
-    scheduler: LRScheduler | None = None,
-    update: Plain | None = None,
-    recovery: Recovery | None = None,
-    resume: bool = False,
-    mechanism: Mechanism | None = None,
-) -> Session:
-    """Plan, account and curator of a run, new or resumed. A refused run leaves no file and no folder behind."""
-    if not isinstance(budget, Budget):
-        raise InvalidArgument(
-            "budget",
-            budget,
-            "it is not a Budget",
-            "Pass apportion.Budget(epsilon=3.0, delta=1e-5, unit=apportion.Record())",
-        )
-    clip, noise = resolve_roles(clip, noise)
-    update = Plain() if update is None else update
-    if not isinstance(update, Plain):
-        raise InvalidArgument(
-            "update",
-            update,
-            "it is not an update strategy",
-            "Pass for example update=apportion.update.Plain(average=0.99)",
-        )
-    require_plain_step(optimizer)
-    if scheduler is not None:
-        require_plain_scheduler(scheduler, optimizer)
-    require_same_parameters(model, optimizer)
-    recovery = recovery or Recovery()
-    _require_recoverable(recovery, out, randomness, own_loop=own_loop, resume=resume)
-    accountant = PrivacyLossAccountant()
-    spare = 0 if out is None else recovery.spare_tokens(sampling.steps)
-    plan = make_plan(budget, sampling, clip, noise, accountant, spare)
-    execution = with_known_batch(execution, model, choice, records.example[0], sampling.expected_batch_size)
-    engine = vetted_engine(model, choice, *records.example)
-    checkpoints: Checkpoints | None = None
-    earlier: dict[str, Any] | None = None
-    if out is not None:
-        facts = configuration(
-            plan,
-            model,
-            optimizer,
-            scheduler,
-            mode=recovery.mode,
-            own_loop=own_loop,
-            private=randomness.private,
-        )
-        facts["update"] = describe(update)
-        checkpoints = Checkpoints(out, recovery.interval(plan.steps), facts)
-        earlier = checkpoints.read() if resume else None
-    made = missing_folders(None if out is None else (out / LEDGER).parent)
-    books = _open_ledger(ledger, out, randomness) if earlier is None else _continue_ledger(ledger, out, earlier)
-    try:
-        known = {"identifier": earlier["account"]["identifier"], "position": earlier["step"]} if earlier else {}
-        account = Account(budget, plan.tokens, accountant, books, spare=plan.spare, **known)
-
-        def curator(charges: Charges, source: Draws) -> Curator:
-            return Curator(records, engine, charges, source, execution, mechanism)
-
-        session = Session(
-            engine,
-            optimizer,
-            plan,
-            curator(account, randomness),
-            account,
-            randomness,
-            own_loop=own_loop,
-            scheduler=scheduler,
-            update=update,
-            checkpoints=checkpoints,
-        )
-        if earlier is not None and out is not None:
-            restored(out / CHECKPOINT, lambda: session.restore(earlier))
-        else:
-            session.write_checkpoint()
-    except BaseException:
-        books.close()
-        if earlier is None and books.path is not None and ledger is None:
-            books.path.unlink()  # ours, and nothing was ever charged to it
-        remove_empty(made)
-        raise
-    if recovery.mode == "exact" and out is not None and (account.left or (out / KEY).exists()):
-        session.curator = ExactCurator(
-            lambda source: curator(source, source),
-            account,
-            out,
-            lambda: {**session.state(), "execution": {"micro_batch": execution.micro_batch, "mode": str(choice)}},
-            session.next_request,
-        )
-        session.close()  # the run had ended, and died before it could tidy up
-    model.train()
-    return session
-
-
-def _require_recoverable(
-    recovery: Recovery, out: Path | None, randomness: Randomness, *, own_loop: bool, resume: bool
-) -> None:
-    if resume and out is None:
-        raise InvalidArgument("resume", True, "there is no folder to go on from", "Pass out=, the folder of the run")
-    if not randomness.private and (resume or recovery.mode == "exact"):
-        raise InvalidArgument(
-            "seed",
-            "a number",
-            "a run with a seed can be repeated from its beginning, and is not private",
-            "Start it again, or leave the seed out",
-        )
-    if recovery.mode == "exact" and (out is None or own_loop):
-        raise InvalidArgument(
-            "recovery.mode",
-            "exact",
-            "a draw can only be repeated bit for bit in a run of `train` with a folder",
-            'Pass out=, or use Recovery(mode="fresh")',
-        )
-
-
-def _open_ledger(shared: Path | None, out: Path | None, randomness: Randomness) -> Ledger:
-    """The data set's ledger if one was named, otherwise a new one in the run folder or in memory."""
-    own = None if out is None else out / LEDGER
-    leftovers = [] if out is None else [out / part for part in (CHECKPOINT, KEY, DRAWS) if (out / part).exists()]
-    if leftovers:
-        raise InvalidArgument(
-            "out", str(leftovers[0]), "there is an earlier run already", "Choose a new folder, or go on with resume"
-        )
-    if shared is None:
-        return Ledger.create(own)
-    if not randomness.private:
-        raise InvalidArgument(
-            "ledger",
-            str(shared),
-            "a run with a seed is not private, and would make the promise of the whole data set untrue",
-            "Leave the seed out, or experiment on public data without a ledger",
-        )
-    if own is not None and own.exists():  # a copy of this run's charges is to be saved there
-        raise InvalidArgument("out", str(own), "there is the ledger of an earlier run already", "Choose a new folder")
-    return Ledger.attach(shared)
-
-
-def _continue_ledger(shared: Path | None, out: Path | None, earlier: dict[str, Any]) -> Ledger:
-    """The ledger that the run was charged to. It must hold all that it held when the checkpoint was written."""
-    assert out is not None
-    ledger = Ledger.attach(shared or out / LEDGER)
-    if damage := ledger.verify(earlier["account"]["head"]):
-        ledger.close()
-        raise InvalidArgument(
-            "ledger",
-            str(ledger.path),
-            f"it is not the one that this run was charged to, or an older copy of it ({damage})",
-            "Use the ledger as it was when the run stopped",
-        )
-    return ledger
-
-
-def require_trainable(
-    model: nn.Module, loss_fn: LossFunction | None, records: Records, execution: Execution | None = None
-) -> EngineChoice:
-    """Refuse a model or loss that mixes records; say how per-record gradients will be computed. Uses synthetic values only."""
-    check(model).require()
-    inputs, target = records.example
-    probe_model(model, inputs)
-    if loss_fn is not None:
-        probe_loss(model, loss_fn, inputs, target)
-    return choose_engine(model, loss_fn, inputs, target, (execution or Execution()).engine)

@@ -7,7 +7,7 @@ from typing import Any
 
 from apportion.accounting.ledger import Ledger
 from apportion.curator.randomness import KEY_STREAM
-from apportion.plan import describe
+from apportion.strategies.descriptions import describe
 from apportion.training.session import Session
 from apportion.training.versions import package_versions
 
@@ -54,8 +54,7 @@ def statement(session: Session) -> dict[str, Any]:
         "unit": budget.unit.name,
         "neighbours": budget.unit.neighbours,
         "accountant": plan.accountant,
-        "validity": "plan fixed in advance: the multiplier of every step, and of the spare ones, was declared before any record was "
-        "read; no step was paid for twice or not at all",
+        "validity": session.account.rule.validity,
         "sampling": "Poisson: in every step each record joins with probability sample_rate, independently of all others",
         "sample_rate": plan.sampling.sample_rate,
         "population": plan.sampling.population,
@@ -70,7 +69,7 @@ def statement(session: Session) -> dict[str, Any]:
         if session.account.ledger.path
         else "in memory only: a crash would forget it",
         "data_set": data_set(session.account.ledger, session.account.run),
-        "assumptions": list(OWN_LOOP) if session.own_loop else [],
+        "assumptions": list(OWN_LOOP) if session.setup.own_loop else [],
         "randomness": f"{KEY_STREAM}, 256-bit key from "
         + ("the operating system" if session.randomness.private else "a fixed seed")
         + (", kept in secret/ until the run ends (recovery exact)" if session.repeatable else ""),

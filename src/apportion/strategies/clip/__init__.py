@@ -8,9 +8,6 @@ that of one release; it is the gradient that gets a little more noise.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
-
-from apportion.request import Release, Released
 from apportion.strategies.clip.adaclip import AdaClip
 from apportion.strategies.clip.automatic import Automatic
 from apportion.strategies.clip.decay import Decay
@@ -21,19 +18,7 @@ from apportion.strategies.clip.norm_based import NormBased
 from apportion.strategies.clip.quantile import Quantile
 from apportion.strategies.clip.sensitivity_decay import SensitivityDecay
 from apportion.strategies.clip.sequence import Sequence
-from apportion.strategies.context import Context
-
-
-@runtime_checkable
-class Clip(Protocol):
-    """What every clip strategy offers. `State` is whatever the strategy needs to remember; `None` if nothing."""
-
-    def init(self, context: Context) -> Any: ...
-
-    def propose(self, state: Any, context: Context) -> tuple[Release, ...]: ...
-
-    def observe(self, state: Any, released: Released) -> Any: ...
-
+from apportion.strategies.roles import Clip
 
 __all__ = [
     "AdaClip",

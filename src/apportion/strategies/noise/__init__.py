@@ -7,9 +7,6 @@ All hyper-parameters of a shape are relative to the scale, so they mean the same
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
-from apportion.strategies.context import Context
 from apportion.strategies.noise.constant import Constant
 from apportion.strategies.noise.exponential import ExponentialDecay
 from apportion.strategies.noise.geometric import GeometricDecay
@@ -20,17 +17,7 @@ from apportion.strategies.noise.polynomial import PolynomialDecay
 from apportion.strategies.noise.privacy_utility import PrivacyUtility
 from apportion.strategies.noise.step import StepDecay
 from apportion.strategies.noise.time import TimeDecay
-
-
-@runtime_checkable
-class NoiseSchedule(Protocol):
-    """A noise strategy whose multipliers are fixed in advance."""
-
-    @property
-    def multiplier(self) -> float | None: ...
-
-    def relative(self, context: Context) -> float: ...
-
+from apportion.strategies.roles import NoiseSchedule
 
 __all__ = [
     "Constant",

@@ -15,10 +15,10 @@ def andrew(
 ) -> Recipe:
     """DP-SGD with a threshold that tracks a quantile of the gradient norms."""
     return Recipe(
-        "andrew",
-        "clip tracks a quantile of the norms by noisy counts, constant noise",
-        Quantile(start=start, quantile=quantile, count_noise=count_noise),
-        Constant(multiplier=multiplier),
+        name="andrew",
+        summary="clip tracks a quantile of the norms by noisy counts, constant noise",
+        clip=Quantile(start=start, quantile=quantile, count_noise=count_noise),
+        noise=Constant(multiplier=multiplier),
         adapts=("clip",),
         price="shared",
     )
@@ -27,10 +27,10 @@ def andrew(
 def adaclip(floor: float = 1e-5, cap: float = 1e-3, multiplier: float | None = None) -> Recipe:
     """DP-SGD in coordinates that are scaled one by one, from released gradients."""
     return Recipe(
-        "adaclip",
-        "each coordinate has its own scale, learnt from released gradients; constant noise",
-        AdaClip(floor=floor, cap=cap),
-        Constant(multiplier=multiplier),
+        name="adaclip",
+        summary="each coordinate has its own scale, learnt from released gradients; constant noise",
+        clip=AdaClip(floor=floor, cap=cap),
+        noise=Constant(multiplier=multiplier),
         adapts=("clip",),
     )
 
@@ -43,11 +43,11 @@ def van_der_veen(
     The thresholds wander far, so the optimiser gets the gradient divided by them: otherwise the steps would wander too.
     """
     return Recipe(
-        "van-der-veen",
-        "clip of each layer follows its noisy mean norm, constant noise",
-        NormBased(start=start, proportion=proportion, share=share, groups="layer"),
-        Constant(multiplier=multiplier),
-        Plain(divide_by_clip=True),
+        name="van-der-veen",
+        summary="clip of each layer follows its noisy mean norm, constant noise",
+        clip=NormBased(start=start, proportion=proportion, share=share, groups="layer"),
+        noise=Constant(multiplier=multiplier),
+        update=Plain(divide_by_clip=True),
         adapts=("clip",),
         price="shared",
     )
@@ -70,10 +70,10 @@ def _he(
 ) -> Recipe:
     noise = {"global": "the same noise everywhere", "equal": "noise in proportion to it"}[allocation]
     return Recipe(
-        f"he-{allocation}",
-        f"clip of each layer tracks a quantile of its norms, {noise}",
-        Quantile(start=start, quantile=quantile, share=share, groups="layer", allocation=allocation),
-        Constant(multiplier=multiplier),
+        name=f"he-{allocation}",
+        summary=f"clip of each layer tracks a quantile of its norms, {noise}",
+        clip=Quantile(start=start, quantile=quantile, share=share, groups="layer", allocation=allocation),
+        noise=Constant(multiplier=multiplier),
         adapts=("clip",),
         price="shared",
     )
@@ -82,9 +82,9 @@ def _he(
 def auto_s(threshold: float = 1.0, stabiliser: float = 0.01, multiplier: float | None = None) -> Recipe:
     """DP-SGD with gradients scaled to nearly the same norm."""
     return Recipe(
-        "auto-s",
-        "gradients are normalised instead of clipped, constant noise",
-        Automatic(threshold=threshold, stabiliser=stabiliser),
-        Constant(multiplier=multiplier),
+        name="auto-s",
+        summary="gradients are normalised instead of clipped, constant noise",
+        clip=Automatic(threshold=threshold, stabiliser=stabiliser),
+        noise=Constant(multiplier=multiplier),
         adapts=("clip",),
     )

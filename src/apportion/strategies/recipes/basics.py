@@ -12,10 +12,9 @@ from apportion.strategies.update import Plain
 def non_private() -> Recipe:
     """Ordinary training, for comparison: no clipping, no noise, no guarantee."""
     return Recipe(
-        "non-private",
-        "ordinary training: no clipping, no noise, no guarantee",
-        None,
-        None,
+        name="non-private",
+        summary="ordinary training: no clipping, no noise, no guarantee",
+        clip=None,
         price="none",
     )
 
@@ -33,11 +32,11 @@ def default(
     measurements, so name another recipe where a result must stay reproducible.
     """
     return Recipe(
-        "default",
-        "our choice today, which will follow measurements: clip and noise fall, averaged weights",
-        SensitivityDecay(start=start, ratio=clip_ratio),
-        GrowingMu(ratio=noise_ratio, multiplier=multiplier),
-        Plain(average=average),
+        name="default",
+        summary="our choice today, which will follow measurements: clip and noise fall, averaged weights",
+        clip=SensitivityDecay(start=start, ratio=clip_ratio),
+        noise=GrowingMu(ratio=noise_ratio, multiplier=multiplier),
+        update=Plain(average=average),
         adapts=("budget", "clip"),
         price="scheduled",
     )
@@ -46,10 +45,10 @@ def default(
 def abadi(threshold: float = 1.0, multiplier: float | None = None) -> Recipe:
     """DP-SGD as first published: a fixed threshold and constant noise."""
     return Recipe(
-        "abadi",
-        "fixed clip, constant noise: plain DP-SGD",
-        Fixed(threshold=threshold),
-        Constant(multiplier=multiplier),
+        name="abadi",
+        summary="fixed clip, constant noise: plain DP-SGD",
+        clip=Fixed(threshold=threshold),
+        noise=Constant(multiplier=multiplier),
     )
 
 
@@ -62,9 +61,9 @@ def papernot(
 ) -> Recipe:
     """Plain DP-SGD on a model whose ReLU layers became tempered sigmoids."""
     return Recipe(
-        "papernot",
-        "plain DP-SGD, with tempered sigmoids in the place of ReLU",
-        Fixed(threshold=threshold),
-        Constant(multiplier=multiplier),
+        name="papernot",
+        summary="plain DP-SGD, with tempered sigmoids in the place of ReLU",
+        clip=Fixed(threshold=threshold),
+        noise=Constant(multiplier=multiplier),
         model=Temper(scale=scale, temperature=temperature, offset=offset),
     )

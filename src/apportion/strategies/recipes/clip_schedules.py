@@ -12,10 +12,10 @@ from apportion.strategies.recipes.recipe import Recipe
 def lin_decay(start: float = 1.0, power: float = 0.5, minimum: float = 1e-3, multiplier: float | None = None) -> Recipe:
     """DP-SGD with a threshold that decays by epoch."""
     return Recipe(
-        "lin-decay",
-        "clip decays as C₀/t^a with the epochs, constant noise",
-        Decay(start=start, power=power, minimum=minimum),
-        Constant(multiplier=multiplier),
+        name="lin-decay",
+        summary="clip decays as C₀/t^a with the epochs, constant noise",
+        clip=Decay(start=start, power=power, minimum=minimum),
+        noise=Constant(multiplier=multiplier),
         adapts=("clip",),
     )
 
@@ -25,10 +25,10 @@ def lin_transfer(
 ) -> Recipe:
     """DP-SGD with a threshold for each epoch that was found on public data. Without thresholds it can be listed, not run."""
     return Recipe(
-        "lin-transfer",
-        "clip by epoch as found on public data, constant noise",
-        Sequence(thresholds=thresholds, file=file),
-        Constant(multiplier=multiplier),
+        name="lin-transfer",
+        summary="clip by epoch as found on public data, constant noise",
+        clip=Sequence(thresholds=thresholds, file=file),
+        noise=Constant(multiplier=multiplier),
         adapts=("clip",),
         needs="a file of thresholds that were found on public data",
     )
@@ -37,9 +37,9 @@ def lin_transfer(
 def yu_clip(start: float = 1.0, ramp_steps: int | None = None, multiplier: float | None = None) -> Recipe:
     """DP-SGD with a threshold that falls to its half along a ramp."""
     return Recipe(
-        "yu-clip",
-        "clip falls to its half along a ramp, constant noise",
-        LinearDecay(start=start, ramp_steps=ramp_steps),
-        Constant(multiplier=multiplier),
+        name="yu-clip",
+        summary="clip falls to its half along a ramp, constant noise",
+        clip=LinearDecay(start=start, ramp_steps=ramp_steps),
+        noise=Constant(multiplier=multiplier),
         adapts=("clip",),
     )

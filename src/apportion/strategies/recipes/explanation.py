@@ -11,6 +11,7 @@ from typing import Any
 from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
 from apportion.strategies.recipes.recipe import ROLES, Recipe
+from apportion.strategies.roles import NoiseSchedule
 
 EXAMPLE_STEPS, EXAMPLE_RATE = 1000, 0.05
 """The run that is drawn: 50 epochs of 20 steps."""
@@ -58,7 +59,7 @@ def parameters(recipe: Recipe) -> tuple[Parameter, ...]:
 def schedule(recipe: Recipe) -> dict[str, list[float] | None]:
     """C_t and z_t/z_1 over the run that is drawn; `None` for thresholds that follow released values."""
     contexts = [Context(step, EXAMPLE_STEPS, EXAMPLE_RATE) for step in range(1, EXAMPLE_STEPS + 1)]
-    if recipe.noise is None:
+    if not isinstance(recipe.noise, NoiseSchedule):
         return {"clip": None, "noise": None}
     noise = [recipe.noise.relative(context) for context in contexts]
     clip: list[float] | None = None

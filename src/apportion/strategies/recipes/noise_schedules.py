@@ -18,7 +18,12 @@ from apportion.strategies.recipes.recipe import Recipe
 
 def _with_fixed_clip(name: str, law: str, threshold: float, noise: NoiseSchedule) -> Recipe:
     return Recipe(
-        name, f"fixed clip, noise {law}", Fixed(threshold=threshold), noise, adapts=("budget",), price="scheduled"
+        name=name,
+        summary=f"fixed clip, noise {law}",
+        clip=Fixed(threshold=threshold),
+        noise=noise,
+        adapts=("budget",),
+        price="scheduled",
     )
 
 

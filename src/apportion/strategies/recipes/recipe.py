@@ -5,16 +5,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeGuard
 
 from apportion import validate
 from apportion.errors import InvalidArgument
-from apportion.strategies.clip import Clip, Sequence
-from apportion.strategies.noise import NoiseSchedule
+from apportion.strategies.clip import Fixed, Sequence
+from apportion.strategies.context import Context
+from apportion.strategies.descriptions import build, describe
+from apportion.strategies.noise import Constant
+from apportion.strategies.roles import Clip, FeedbackNoise, NoiseSchedule, Update
 from apportion.strategies.tempering import Temper
 from apportion.strategies.update import Plain
 
-ROLES = ("clip", "noise", "update")
+ROLES: Mapping[str, tuple[type, str]] = {
+    "clip": (Clip, "apportion.clip.Fixed(threshold=1.0)"),
+    "noise": (NoiseSchedule, "apportion.noise.Constant()"),
+    "update": (Update, "apportion.update.Plain(average=0.99)"),
+}
+"""The protocol of each role, and an example of what fills it."""
 Adapted = Literal["budget", "clip", "rate"]
 
 Price = Literal["constant", "scheduled", "shared", "none"]
@@ -28,29 +36,67 @@ PRICES: Mapping[Price, str] = {
 """The rules by which recipes are paid for."""
 
 
+class _Both(Clip, NoiseSchedule, Protocol):
+    """A strategy that owns two roles."""
+
+
 @dataclass(frozen=True)
+class NoiseOf:
+    """The noise role of a clip that owns both: its multipliers without what makes it a clip."""
+
+    clip: _Both
+
+    @property
+    def multiplier(self) -> float | None:
+        return self.clip.multiplier
+
+    def relative(self, context: Context) -> float:
+        return self.clip.relative(context)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One choice for each role. `clip` and `noise` are `None` only for training without privacy.
+    """One choice for each role. Two recipes are equal if their choices are, whatever they are called.
 
     Args:
+        clip: how far one record may move the sum; `None` only for training without privacy. One that also has multipliers, as
+            `FixedDeviation` does, fills the noise role too.
+        noise: the multipliers; constant if it is left out.
+        update: what the optimiser is given of a released gradient.
+        model: a change to the model, which whoever trains makes before training: `apportion.temper`.
         name: as on the command line.
         summary: one line.
-        clip, noise, update: the strategies.
-        model: a change to the model, which whoever trains makes before training: `apportion.temper`.
         adapts: what changes during a run: how the budget is divided, the threshold, the learning rate.
         price: the rule by which it is paid for, a key of `PRICES`.
         needs: what a person must bring besides the private records; empty if nothing.
+
+    Example:
+        >>> import apportion as ap
+        >>> recipe = ap.Recipe(clip=ap.clip.Decay(start=2.0))
+        >>> recipe.noise, recipe.update
+        (Constant(multiplier=None), Plain(average=None, divide_by_clip=False))
     """
 
-    name: str
-    summary: str
-    clip: Clip | None
-    noise: NoiseSchedule | None
-    update: Plain = field(default_factory=Plain)
+    clip: Clip | None = field(default_factory=Fixed)
+    noise: NoiseSchedule | FeedbackNoise | None = None
+    update: Update = field(default_factory=Plain)
     model: Temper | None = None
-    adapts: tuple[Adapted, ...] = ()
-    price: Price = "constant"
-    needs: str = ""
+    name: str = field(default="custom", compare=False)
+    summary: str = field(default="", compare=False)
+    adapts: tuple[Adapted, ...] = field(default=(), compare=False)
+    price: Price = field(default="constant", compare=False)
+    needs: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if self.clip is None:
+            if self.noise is not None:
+                raise InvalidArgument("noise", validate.shown(self.noise), "there is no clip", "Pass clip= as well")
+            return
+        require_role("clip", self.clip)
+        validate.store(self, noise=_resolve_noise(self.clip, self.noise))
+        if not isinstance(self.noise, FeedbackNoise):
+            require_role("noise", self.noise)
+        require_role("update", self.update)
 
     @property
     def private(self) -> bool:
@@ -67,17 +113,22 @@ class Recipe:
             raise InvalidArgument(
                 "recipe",
                 self.name,
-                f"it needs {self.needs}, and has none",
+                f"it needs {self.needs or 'thresholds'}, and has none",
                 "Find them with `apportion search`, then pass --set clip.file=FILE, or in Python recipes.lin_transfer(file=...)",
             )
 
     def parameters(self, role: str) -> tuple[str, ...]:
         """The hyper-parameters of a role, by name; none if the recipe does not fill it."""
         strategy: Any = getattr(self, role) if self.private else None
-        return () if strategy is None else tuple(one.name for one in dataclasses.fields(strategy))
+        if strategy is None or not dataclasses.is_dataclass(strategy):
+            return ()
+        return tuple(one.name for one in dataclasses.fields(strategy))
 
     def with_settings(self, settings: Mapping[str, Any]) -> Recipe:
-        """The same recipe with hyper-parameters replaced, e.g. {"clip.threshold": 0.5}."""
+        """The same recipe with hyper-parameters replaced, e.g. {"clip.threshold": 0.5}.
+
+        {"update.kind": "my_project:Filter", "update.gain": 0.2} puts a strategy of one's own into a role.
+        """
         changed: dict[str, dict[str, Any]] = {}
         for key, value in settings.items():
             role, _, parameter = key.partition(".")
@@ -86,8 +137,61 @@ class Recipe:
                 raise InvalidArgument(
                     f"set {key}", validate.shown(value), f"the recipe {self.name!r} has no {role}", "Leave it out"
                 )
-            kind = type(getattr(self, role)).__name__
-            validate.known(f"set {key}", parameter, self.parameters(role), f"{kind} has no such parameter")
             changed.setdefault(role, {})[parameter] = value
-        replaced = {role: dataclasses.replace(getattr(self, role), **values) for role, values in changed.items()}
-        return dataclasses.replace(self, **replaced)
+        return dataclasses.replace(self, **{role: self._replaced(role, values) for role, values in changed.items()})
+
+    def _replaced(self, role: str, values: Mapping[str, Any]) -> Any:
+        if "kind" in values:
+            return build(role, values)
+        strategy = getattr(self, role)
+        for parameter in values:
+            reason = f"{type(strategy).__name__} has no such parameter"
+            validate.known(f"set {role}.{parameter}", parameter, self.parameters(role), reason)
+        return dataclasses.replace(strategy, **values)
+
+    def describe(self) -> dict[str, Any]:
+        """The choices as data. `None` for the noise of a clip that owns both roles."""
+        roles = {role: None if (one := getattr(self, role)) is None else describe(one) for role in (*ROLES, "model")}
+        if isinstance(self.noise, NoiseOf):
+            roles["noise"] = None
+        return {"name": self.name, **roles}
+
+
+def require_role(role: str, strategy: object) -> None:
+    """Refuse what does not fill a role."""
+    kind, example = ROLES[role]
+    if isinstance(strategy, type) or not isinstance(strategy, kind):
+        raise InvalidArgument(
+            role,
+            validate.shown(strategy),
+            f"it is not {'an' if role == 'update' else 'a'} {role} strategy",
+            f"Pass for example {role}={example}",
+        )
+
+
+def _resolve_noise(clip: Clip, noise: NoiseSchedule | FeedbackNoise | None) -> NoiseSchedule | FeedbackNoise:
+    """What fills the noise role. Refuses two strategies that would own one role."""
+    if _owns_both(clip):
+        own = NoiseOf(clip)
+        if noise not in (None, clip, own):
+            raise InvalidArgument(
+                "noise",
+                validate.shown(noise),
+                f"two strategies own one role: {type(clip).__name__} chooses the multipliers too",
+                "Leave noise= out, or use another clip",
+            )
+        return own
+    if isinstance(noise, NoiseOf):  # of a clip that was replaced
+        return Constant()
+    if _owns_both(noise):
+        raise InvalidArgument(
+            "noise",
+            validate.shown(noise),
+            "it chooses thresholds too, so it cannot fill this role alone",
+            "Pass it as clip= and leave noise= out",
+        )
+    return Constant() if noise is None else noise
+
+
+def _owns_both(strategy: object) -> TypeGuard[_Both]:
+    return not isinstance(strategy, type) and isinstance(strategy, Clip) and isinstance(strategy, NoiseSchedule)

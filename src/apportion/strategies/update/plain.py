@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from apportion import validate
 from apportion.errors import InvalidArgument
-from apportion.request import Released, Request
+from apportion.request import Released
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,30 +49,27 @@ class Plain:
                 "update.divide_by_clip", validate.shown(self.divide_by_clip), "it is a choice", "Use true or false"
             )
 
-    def require(self, request: Request) -> None:
-        """Refuse a combination that has no meaning, before anything is charged."""
-        if self.divide_by_clip and any(release.frame is not None for release in request.sums):
-            raise InvalidArgument(
-                "update.divide_by_clip",
-                True,
-                "this clip scales each coordinate on its own and scales the answer back, so there is no threshold to divide by",
-                "Leave it out",
-            )
-
-    def gradient(self, released: Released) -> Mapping[str, Tensor]:
-        """What the optimiser gets: g̃_t, or g̃_t/√(Σ_k C_k²)."""
-        if not self.divide_by_clip:
-            return released.gradient
-        threshold = math.hypot(*(release.threshold for release in released.request.sums))
-        return {name: gradient / threshold for name, gradient in released.gradient.items()}
-
     def init(self, parameters: Mapping[str, Tensor]) -> Any:
         """The state before the first step: nothing, or no steps and m_0 = 0."""
         if self.average is None:
             return None
         return {"steps": 0, "sum": {name: value.detach() * 0 for name, value in parameters.items()}}
 
-    def observe(self, state: Any, parameters: Mapping[str, Tensor]) -> Any:
+    def transform(self, state: Any, released: Released) -> Mapping[str, Tensor]:
+        """g̃_t, or g̃_t/√(Σ_k C_k²)."""
+        if not self.divide_by_clip:
+            return released.gradient
+        if any(release.frame is not None for release in released.request.sums):
+            raise InvalidArgument(
+                "update.divide_by_clip",
+                True,
+                "this clip scales each coordinate on its own and scales the answer back, so there is no threshold to divide by",
+                "Leave it out",
+            )
+        threshold = math.hypot(*(release.threshold for release in released.request.sums))
+        return {name: gradient / threshold for name, gradient in released.gradient.items()}
+
+    def observe(self, state: Any, released: Released, parameters: Mapping[str, Tensor]) -> Any:
         """The state after a step that led to `parameters`."""
         if self.average is None:
             return None

@@ -1,0 +1,392 @@
+"""The plan: a recipe calibrated to a budget, before any record is read. It is what people review and hand on, and what a run executes.
+
+    plan = apportion.plan("du-dynamic", budget=..., population=60_000, batch_size=1024, epochs=20)
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+from apportion import validate
+from apportion.accounting.accountant import Accountant, PrivacyLossAccountant, RunningPrice, count_events
+from apportion.accounting.calibration import calibrate, longest_affordable
+from apportion.accounting.rules import ADAPTIVE_RULES, FixedPlan
+from apportion.budget import UNITS, Budget, require_budget
+from apportion.errors import InvalidArgument
+from apportion.request import Event, Request
+from apportion.sampling import MOST_STEPS, Sampling
+from apportion.strategies.context import Context
+from apportion.strategies.descriptions import build
+from apportion.strategies.recipes import Recipe, named
+from apportion.strategies.roles import Clip, FeedbackNoise, NoiseSchedule
+
+FORMAT = 1
+"""Of a plan's JSON."""
+ROWS = 6
+"""Of a printed plan."""
+POINTS = 40
+"""At how many steps the budget spent so far is priced for a drawing."""
+_SAME_PRICE, _SAME_SHAPE = 1e-6, 1e-9  # relative; rounding of another machine is far below
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be asked of the private records, step by step, and what it costs. Made by `apportion.plan`.
+
+    Two plans are equal if they mean the same: the same choices for all roles, budget, sampling and multipliers.
+
+    Args:
+        recipe: the strategies.
+        budget: ε, δ and the unit of privacy.
+        sampling: population, sampling rate and the number of steps that were asked for.
+        multipliers: z_1..z_T. Thresholds are not here: they may follow released values.
+        spare: tokens beyond the T steps, for steps that are taken again after a crash. They have the smallest multiplier of the plan,
+            so that each covers any step, and cost like any other.
+
+    Example:
+        >>> import apportion as ap
+        >>> budget = ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.Record())
+        >>> plan = ap.plan("abadi", budget=budget, population=60_000, batch_size=600, steps=1000)
+        >>> f"z = {plan.multipliers[0]:.2f}, ε = {plan.epsilon:.2f}"
+        'z = 0.70, ε = 3.00'
+        >>> ap.Plan.from_json(plan.to_json()) == plan
+        True
+    """
+
+    recipe: Recipe
+    budget: Budget
+    sampling: Sampling
+    multipliers: tuple[float, ...]
+    spare: int = 0
+
+    def __post_init__(self) -> None:
+        for name, kind in (("recipe", Recipe), ("sampling", Sampling)):
+            if not isinstance(value := getattr(self, name), kind):
+                raise InvalidArgument(name, validate.shown(value), f"it is not a {kind.__name__}", "Use apportion.plan")
+        require_budget("budget", self.budget)
+        if not self.recipe.private:
+            raise InvalidArgument("recipe", self.recipe.name, "it has no privacy to plan", "Choose a private recipe")
+        self.recipe.require_complete()
+        _require_schedule(self.recipe)
+        reason = "without noise there is no privacy"
+        positive = (validate.positive("multipliers", one, reason, "Use apportion.plan") for one in self.multipliers)
+        spare = validate.whole("spare", self.spare, "it is a number of steps", "Use 0 to have none", least=0)
+        if spare > MOST_STEPS:
+            raise InvalidArgument("spare", spare, f"{MOST_STEPS:,} are the most", "Use a few hundred")
+        validate.store(self, multipliers=tuple(positive), spare=spare)
+        if not 0 < len(self.multipliers) <= self.sampling.steps:
+            raise InvalidArgument(
+                "multipliers",
+                f"{len(self.multipliers)} of them",
+                f"{self.sampling.steps} steps were asked for, and each that is taken has one",
+                "Use apportion.plan",
+            )
+
+    @property
+    def clip(self) -> Clip:
+        assert self.recipe.clip is not None
+        return self.recipe.clip
+
+    @property
+    def noise(self) -> NoiseSchedule:
+        return _require_schedule(self.recipe)
+
+    @property
+    def steps(self) -> int:
+        """T: the steps that are asked for, or as many of them as the budget affords at a given multiplier."""
+        return len(self.multipliers)
+
+    @cached_property
+    def tokens(self) -> tuple[Event, ...]:
+        """The events that are declared to the account: one for each step in order, then the spare ones."""
+        multipliers = self.multipliers + (min(self.multipliers),) * self.spare
+        return tuple(Event(self.sampling.sample_rate, multiplier) for multiplier in multipliers)
+
+    @property
+    def accountant(self) -> str:
+        """The name of what prices it."""
+        return PrivacyLossAccountant.name
+
+    @cached_property
+    def epsilon(self) -> float:
+        """The price of all tokens at the budget's δ; at most the budget's ε. Computed from the multipliers, never stored."""
+        return self.rule().epsilon(self.budget.delta)
+
+    def rule(self) -> FixedPlan:
+        """The rule under which an account executes the plan."""
+        return FixedPlan(self.tokens, self.spare)
+
+    def context(self, step: int, parameter_shapes: Mapping[str, tuple[int, ...]]) -> Context:
+        """The public facts at a step (1-based)."""
+        rate, size = self.sampling.sample_rate, self.sampling.expected_batch_size
+        return Context(step, self.steps, rate, size, self.multipliers[step - 1], parameter_shapes)
+
+    def request(self, context: Context, clip_state: Any) -> Request:
+        """The roles' parts of one step, merged into the object that is both executed and priced."""
+        return Request(
+            sample_rate=self.sampling.sample_rate,
+            noise_multiplier=context.noise_multiplier,
+            expected_batch_size=self.sampling.expected_batch_size,
+            releases=self.clip.propose(clip_state, context),
+        )
+
+    def rehearse(self, parameter_shapes: Mapping[str, tuple[int, ...]]) -> tuple[Request, ...]:
+        """Ask the clip for its first request and for that of the noisiest step, so that it raises before anything is charged."""
+        state = self.clip.init(self.context(1, parameter_shapes))
+        noisiest = self.multipliers.index(max(self.multipliers)) + 1
+        return tuple(self.request(self.context(step, parameter_shapes), state) for step in (1, noisiest))
+
+    def thresholds(self) -> list[float]:
+        """The first threshold of each step, as far as it is known before anything was released."""
+        shapes = {"parameter": (1,)}  # the model is not known here
+        state = self.clip.init(self.context(1, shapes))
+        return [self.request(self.context(step, shapes), state).sums[0].threshold for step in range(1, self.steps + 1)]
+
+    def spending(self, points: int = POINTS) -> list[tuple[int, float]]:
+        """(step, ε of the steps so far) at evenly spaced steps."""
+        running = RunningPrice(count_events(self.tokens), self.budget.delta)
+        every = max(1, self.steps // points)
+        spent = []
+        for step, token in enumerate(self.tokens[: self.steps], start=1):
+            running.add(token)
+            if step % every == 0 or step in (1, self.steps):
+                spent.append((step, running.epsilon()))
+        return spent
+
+    def __str__(self) -> str:
+        """A table: the facts, and noise, threshold and ε spent at a few steps."""
+        sampling, budget = self.sampling, self.budget
+        shortened = f" of {sampling.steps:,} asked for" if self.steps < sampling.steps else ""
+        lines = [
+            f"{self.recipe.name}: ε = {self.epsilon:.4f} of {budget.epsilon:g}, δ = {budget.delta:g}, unit: one {budget.unit.name}",
+            f"{self.steps:,} steps{shortened}, {self.spare:,} spare; q = {sampling.sample_rate:.4g}, "
+            f"{sampling.expected_batch_size:g} of {sampling.population:,} expected in a batch",
+            f"{'step':>9}{'epoch':>8}{'noise z':>10}{'clip C':>10}{'ε so far':>10}",
+        ]
+        thresholds = self.thresholds()
+        for step, spent in self.spending(ROWS):
+            epoch = self.context(step, {}).epoch
+            lines.append(
+                f"{step:>9,}{epoch:>8,}{self.multipliers[step - 1]:>10.4g}{thresholds[step - 1]:>10.4g}{spent:>10.4f}"
+            )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: noise, threshold and ε spent, drawn."""
+        from apportion.plan_drawing import draw_plan
+
+        return draw_plan(self)
+
+    def describe(self) -> dict[str, Any]:
+        """The plan as data, but for its price: what `to_json` writes, and what a checkpoint compares."""
+        multipliers = [[multiplier, sum(1 for _ in group)] for multiplier, group in groupby(self.multipliers)]
+        return {
+            "recipe": self.recipe.describe(),
+            "budget": {"epsilon": self.budget.epsilon, "delta": self.budget.delta, "unit": self.budget.unit.name},
+            "sampling": asdict(self.sampling),
+            "spare": self.spare,
+            "multipliers": multipliers,
+        }
+
+    def to_json(self) -> str:
+        """A text for a file, for review and for `from_json`. Equal multipliers in a row are one pair [z, how often]."""
+        content = {"apportion_plan": FORMAT, **self.describe(), "epsilon": self.epsilon, "accountant": self.accountant}
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that `to_json` wrote. Its price is computed again, and an edited plan whose price does not follow is refused."""
+        content = _read(text)
+        try:
+            described = content["recipe"]
+            roles: dict[str, Any] = {
+                role: None if described[role] is None else build(role, described[role])
+                for role in ("clip", "noise", "update", "model")
+            }
+            budget = content["budget"]
+            unit = UNITS[validate.known("unit", budget["unit"], UNITS, "there is no such unit of privacy")]()
+            plan = cls(
+                recipe=Recipe(**roles, name=str(described["name"])),
+                budget=Budget(epsilon=budget["epsilon"], delta=budget["delta"], unit=unit),
+                sampling=Sampling.declare(**content["sampling"]),
+                multipliers=tuple(_spread(content["multipliers"])),
+                spare=content["spare"],
+            )
+            stated = validate.positive("epsilon", content["epsilon"], "it is the plan's price", "Restore the file")
+        except InvalidArgument:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _edited(f"a part of it is missing or has another form ({type(error).__name__}: {error})") from None
+        plan._require_consistent(stated)
+        return plan
+
+    def _require_consistent(self, stated: float) -> None:
+        """Refuse a plan whose price does not follow from its multipliers, or whose multipliers do not follow from its recipe."""
+        if not math.isclose(stated, self.epsilon, rel_tol=_SAME_PRICE):
+            raise _edited(f"its multipliers cost ε = {self.epsilon:.6g}, and it states {stated:.6g}")
+        if self.epsilon > self.budget.epsilon * (1 + _SAME_SHAPE):
+            raise _edited(f"it costs ε = {self.epsilon:.6g}, more than its budget of {self.budget.epsilon:g}")
+        shape = _shape(self.noise, self.sampling)[: self.steps]
+        scale = self.multipliers[0] / shape[0]
+        if any(
+            not math.isclose(multiplier, scale * relative, rel_tol=_SAME_SHAPE)
+            for multiplier, relative in zip(self.multipliers, shape, strict=True)
+        ):
+            raise _edited("its multipliers are not those of its noise strategy")
+
+
+def plan(
+    recipe: str | Recipe = "default",
+    *,
+    budget: Budget,
+    population: int | None = None,
+    batch_size: int | None = None,
+    sample_rate: float | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    spare: int = 0,
+) -> Plan:
+    """Solve the noise from the budget, or, for a given multiplier, keep as many of its steps as the budget affords.
+
+    Args:
+        recipe: a name (`apportion recipes` lists them), one of `apportion.recipes`, or an `apportion.Recipe` of one's own.
+        budget: ε, δ and the unit of privacy.
+        population: the declared number of records, a public figure. It is never counted from the data: a count would differ between
+            data sets with and without one record.
+        batch_size, sample_rate: the expected batch size, or q itself (one of the two).
+        epochs, steps: the length of the run (one of the two); an epoch is round(1/q) steps.
+        spare: how many steps can be taken again, over the whole run, if crashes lose their results. They are part of the plan and
+            cost like any other (100 spare ones beside 5,000 raise ε from 1.181 to 1.193). When they are used up, or there are
+            none, a crash loses the steps since the last checkpoint instead.
+
+    Returns:
+        A `Plan`: `plan.epsilon`, `plan.multipliers`, `print(plan)`, `plan.to_json()`; for `train`, `make_private` and `audit.replay`.
+
+    Raises:
+        InvalidArgument: for a value that cannot be planned with; nothing is read or charged.
+    """
+    chosen = find_recipe(recipe)
+    if not chosen.private:
+        raise InvalidArgument("recipe", chosen.name, "it has no privacy to plan", "Choose a private recipe")
+    chosen.require_complete()
+    require_budget("budget", budget)
+    sampling = Sampling.declare(
+        population=population, batch_size=batch_size, epochs=epochs, sample_rate=sample_rate, steps=steps
+    )
+    return plan_steps(chosen, budget, sampling, spare)
+
+
+def plan_steps(
+    recipe: Recipe, budget: Budget, sampling: Sampling, spare: int = 0, accountant: Accountant | None = None
+) -> Plan:
+    """`plan` for a sampling that was declared before.
+
+    Args:
+        accountant: solves the noise instead of ours, to reproduce what somebody published. The plan's ε is always the true one, and
+            no run begins with a plan that costs more than its budget.
+    """
+    accountant = accountant or PrivacyLossAccountant()
+    spare = validate.whole("spare", spare, "it is a number of steps", "Use 0 to have none", least=0)
+    budget.warn_if_weak(sampling.population)
+    noise = _require_schedule(recipe)
+    shape, rate = _shape(noise, sampling), sampling.sample_rate
+    spares = [min(shape)] * spare
+    if noise.multiplier is None:
+        scale = calibrate(accountant, spares + shape, sample_rate=rate, epsilon=budget.epsilon, delta=budget.delta)
+        return Plan(recipe, budget, sampling, tuple(scale * relative for relative in shape), spare)
+    events = [Event(rate, noise.multiplier * relative) for relative in spares + shape]
+    affordable = longest_affordable(accountant, events, epsilon=budget.epsilon, delta=budget.delta) - spare
+    if affordable <= 0:
+        raise InvalidArgument(
+            "noise.multiplier",
+            noise.multiplier,
+            f"a single step{f' beside {spare} spare ones' if spare else ''} costs more than epsilon={budget.epsilon:g}",
+            "Use more noise, a smaller sampling rate or a larger budget; or leave it out to fit the budget",
+        )
+    kept = events[spare : spare + affordable]
+    return Plan(recipe, budget, sampling, tuple(event.noise_multiplier for event in kept), spare)
+
+
+def find_recipe(recipe: str | Recipe) -> Recipe:
+    """A recipe by its name, or as it is."""
+    if isinstance(recipe, str):
+        return named(recipe)
+    if not isinstance(recipe, Recipe):
+        raise InvalidArgument(
+            "recipe",
+            validate.shown(recipe),
+            "it is neither the name of a recipe nor a Recipe",
+            'Pass for example "du-dynamic", or apportion.Recipe(clip=apportion.clip.Fixed(1.0))',
+        )
+    return recipe
+
+
+def require_plan(value: object) -> Plan:
+    """Return `value` if it is a plan."""
+    if not isinstance(value, Plan):
+        raise InvalidArgument(
+            "plan",
+            validate.shown(value),
+            f"it is a {type(value).__name__}, and a run executes a Plan",
+            'Pass apportion.plan("default", budget=..., population=..., batch_size=..., epochs=...)',
+        )
+    return value
+
+
+def _require_schedule(recipe: Recipe) -> NoiseSchedule:
+    """The noise of a recipe, whose multipliers must be known in advance."""
+    noise = recipe.noise
+    if isinstance(noise, FeedbackNoise) or noise is None:
+        raise InvalidArgument(
+            "noise",
+            type(noise).__name__,
+            "it chooses multipliers from released values, and a plan fixes them in advance",
+            f"Rules that would cover it: {'; '.join(ADAPTIVE_RULES)}",
+        )
+    return noise
+
+
+def _shape(noise: NoiseSchedule, sampling: Sampling) -> list[float]:
+    """r_1..r_T: the multipliers in units of their scale."""
+    steps, rate, size = sampling.steps, sampling.sample_rate, sampling.expected_batch_size
+    return [noise.relative(Context(step, steps, rate, size)) for step in range(1, steps + 1)]
+
+
+def _read(text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(
+            "plan", type(text).__name__, f"it is not valid JSON: {error}", "Restore the file"
+        ) from None
+    if not isinstance(content, dict) or "apportion_plan" not in content:
+        raise InvalidArgument("plan", type(content).__name__, "it is not a plan", "Pass what plan.to_json() returned")
+    if content["apportion_plan"] != FORMAT:
+        raise InvalidArgument(
+            "plan",
+            f"version {content['apportion_plan']!r}",
+            f"this release of Apportion reads plans of version {FORMAT}",
+            "Make the plan anew with `apportion plan`",
+        )
+    return content
+
+
+def _spread(pairs: Sequence[tuple[float, int]]) -> list[float]:
+    values: list[float] = []
+    for multiplier, times in pairs:
+        if type(times) is not int or not 0 < times <= MOST_STEPS - len(values):
+            raise ValueError(f"multipliers hold {times!r} steps")
+        values += [multiplier] * times
+    return values
+
+
+def _edited(reason: str) -> InvalidArgument:
+    return InvalidArgument("plan", "from JSON", reason, "Restore the file, or make the plan anew with `apportion plan`")

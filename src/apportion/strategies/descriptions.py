@@ -1,0 +1,68 @@
+"""Strategies as data: what stands in a plan's JSON, in TOML files, in statements and in results."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from apportion import validate
+from apportion.errors import InvalidArgument
+
+_OURS = "apportion.strategies."
+
+
+def describe(strategy: Any) -> dict[str, Any]:
+    """A strategy as data: its kind and its public hyper-parameters. A kind that is not ours is called `module:Class`."""
+    kind = type(strategy)
+    parameters = asdict(strategy) if is_dataclass(strategy) and not isinstance(strategy, type) else {}
+    name = kind.__qualname__ if kind.__module__.startswith(_OURS) else f"{kind.__module__}:{kind.__qualname__}"
+    return {"kind": name, **json.loads(json.dumps(parameters, default=str))}
+
+
+def build(role: str, description: Any) -> Any:
+    """The strategy that `describe` was given.
+
+    Args:
+        role: "clip", "noise", "update" or "model"; built-in kinds are looked up there.
+        description: {"kind": ..., and its hyper-parameters}. A kind with a colon, `module:Class`, is imported.
+    """
+    if not isinstance(description, Mapping) or not isinstance(description.get("kind"), str):
+        raise InvalidArgument(
+            role, validate.shown(description), "it does not say which kind of strategy it is", 'Write {"kind": "Fixed"}'
+        )
+    kind = _find(role, description["kind"])
+    try:
+        return kind(**{name: _frozen(value) for name, value in description.items() if name != "kind"})
+    except TypeError as error:  # of a parameter that the kind does not have
+        raise InvalidArgument(role, description["kind"], str(error), "Correct its hyper-parameters") from None
+
+
+def _find(role: str, name: str) -> Any:
+    if ":" not in name:
+        module = importlib.import_module("apportion.strategies.tempering" if role == "model" else _OURS + role)
+        kinds = {key: one for key in module.__all__ if is_dataclass(one := getattr(module, key))}
+        return kinds[
+            validate.known(f"{role}.kind", name, kinds, "there is no such strategy; module:Class names your own")
+        ]
+    module_name, _, class_name = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module_name)
+        for part in class_name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # whatever the person's module does while it is imported
+        raise InvalidArgument(
+            f"{role}.kind", name, f"it cannot be imported: {error}", "Name an importable module and a class in it"
+        ) from error
+    return found
+
+
+def _frozen(value: Any) -> Any:
+    """JSON has lists where strategies have tuples."""
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value

@@ -1,0 +1,210 @@
+"""Opening a run, new or resumed: what it must fulfil, its books, its curator. A refused run leaves no file and no folder behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from apportion.accounting.account import Account
+from apportion.accounting.ledger import Ledger
+from apportion.budget import Record
+from apportion.curator.curator import Curator, LossFunction
+from apportion.curator.gradients.engine import Engine, EngineChoice
+from apportion.curator.records import Records
+from apportion.errors import InvalidArgument
+from apportion.execution import Execution
+from apportion.models.check import check
+from apportion.models.engine_choice import choose_engine
+from apportion.models.memory import with_known_batch
+from apportion.models.probe import probe_loss, probe_model
+from apportion.models.temper import require_tempered
+from apportion.models.vetting import vetted_engine
+from apportion.planning import require_plan
+from apportion.training.checkpoint import Checkpoints, restored
+from apportion.training.exact import ExactCurator
+from apportion.training.folders import missing_folders, remove_empty
+from apportion.training.optimizers import require_plain_scheduler, require_plain_step, require_same_parameters
+from apportion.training.session import Session, Setup
+from apportion.training.storage import CHECKPOINT, DRAWS, KEY, LEDGER, Storage
+
+
+def open_session(setup: Setup) -> Session:
+    """Account, curator and state of a run, new or resumed."""
+    _require_valid(setup)
+    execution = with_known_batch(
+        setup.execution,
+        setup.model,
+        setup.choice,
+        setup.records.example[0],
+        setup.plan.sampling.expected_batch_size,
+    )
+    engine = setup.engine or vetted_engine(setup.model, setup.choice, *setup.records.example)
+    checkpoints = _make_checkpoints(setup)
+    earlier = checkpoints.read() if checkpoints is not None and setup.storage.resume else None
+    with _opened_books(setup, earlier) as books:
+        known = {"identifier": earlier["account"]["identifier"], "position": earlier["step"]} if earlier else {}
+        account = Account(setup.plan.budget, setup.plan.rule(), books, **known)
+
+        def build_curator(session: Session) -> Curator | ExactCurator:
+            return _build_curator(setup, session, engine, execution)
+
+        session = Session(setup, engine, account, build_curator, checkpoints)
+        if earlier is not None:
+            restored(Path(setup.storage.folder or "") / CHECKPOINT, lambda: session.restore(earlier))
+        else:
+            session.write_checkpoint()
+    if isinstance(session.curator, ExactCurator):
+        session.curator.begin()
+    session.close()  # of a run that had ended, and died before it could tidy up
+    setup.model.train()
+    return session
+
+
+def require_trainable(
+    model: nn.Module, loss_fn: LossFunction | None, records: Records, execution: Execution | None = None
+) -> EngineChoice:
+    """Refuse a model or loss that mixes records; say how per-record gradients will be computed. Uses synthetic values only."""
+    check(model).require()
+    inputs, target = records.example
+    probe_model(model, inputs)
+    if loss_fn is not None:
+        probe_loss(model, loss_fn, inputs, target)
+    return choose_engine(model, loss_fn, inputs, target, (execution or Execution()).engine)
+
+
+def _require_valid(setup: Setup) -> None:
+    """Refuse what can be seen to be wrong before any file is made."""
+    plan, storage = require_plan(setup.plan), setup.storage
+    if not isinstance(storage, Storage):
+        raise InvalidArgument("storage", storage, "it is not a Storage", 'Pass apportion.Storage("runs/one")')
+    if type(plan.budget.unit) is not Record:
+        raise InvalidArgument(
+            "plan",
+            f"unit {plan.budget.unit.name!r}",
+            "a run on records protects single records",
+            "Make the plan with unit=apportion.Record()",
+        )
+    require_tempered(setup.model, plan.recipe.model)
+    require_plain_step(setup.optimizer)
+    if setup.scheduler is not None:
+        require_plain_scheduler(setup.scheduler, setup.optimizer)
+    require_same_parameters(setup.model, setup.optimizer)
+    if not setup.randomness.private and (storage.resume or storage.recovery == "exact"):
+        raise InvalidArgument(
+            "seed",
+            "a number",
+            "a run with a seed can be repeated from its beginning, and is not private",
+            "Start it again, or leave the seed out",
+        )
+    if storage.recovery == "exact" and setup.own_loop:
+        raise InvalidArgument(
+            "recovery",
+            "exact",
+            "a draw can only be repeated bit for bit in a run of `train`",
+            'Use recovery="fresh"',
+        )
+
+
+def _make_checkpoints(setup: Setup) -> Checkpoints | None:
+    if setup.storage.folder is None:
+        return None
+    return Checkpoints(Path(setup.storage.folder), setup.storage.interval(setup.plan.steps), configuration(setup))
+
+
+def configuration(setup: Setup) -> dict[str, Any]:
+    """What must be the same when a run goes on: otherwise the tokens would pay for another run than the one that was declared."""
+    optimizer = setup.optimizer
+    return {
+        "plan": setup.plan.describe(),
+        "optimizer": {"kind": type(optimizer).__name__, **json.loads(json.dumps(optimizer.defaults, default=str))},
+        "scheduler": type(setup.scheduler).__name__,
+        "recovery": setup.storage.recovery,
+        "own_loop": setup.own_loop,
+        "private": setup.randomness.private,
+        "model": {
+            name: {"shape": list(value.shape), "dtype": str(value.dtype), "trained": value.requires_grad}
+            for name, value in setup.model.named_parameters()
+        },
+    }
+
+
+def _build_curator(setup: Setup, session: Session, engine: Engine, execution: Execution) -> Curator | ExactCurator:
+    """What answers the session: a curator, or one that repeats draws bit for bit."""
+
+    def curator(charges: Any, source: Any) -> Curator:
+        return setup.build_curator(setup.records, engine, charges, source, execution)
+
+    folder, account = setup.storage.folder, session.account
+    if setup.storage.recovery == "fresh" or folder is None:
+        return curator(account, setup.randomness)
+    facts = {"micro_batch": execution.micro_batch, "mode": str(setup.choice)}
+    return ExactCurator(
+        lambda source: curator(source, source),
+        account,
+        Path(folder),
+        lambda: {**session.state(), "execution": facts},
+        session.next_request,
+    )
+
+
+@contextmanager
+def _opened_books(setup: Setup, earlier: dict[str, Any] | None) -> Iterator[Ledger]:
+    """The ledger of the run. If the body raises, nothing is left of what was made for it."""
+    storage = setup.storage
+    own = storage.path(LEDGER)
+    made = missing_folders(None if own is None else own.parent)
+    books = _open_ledger(setup) if earlier is None else _continue_ledger(storage, earlier)
+    try:
+        yield books
+    except BaseException:
+        books.close()
+        if earlier is None and books.path is not None and storage.ledger is None:
+            books.path.unlink()  # ours, and nothing was ever charged to it
+        remove_empty(made)
+        raise
+
+
+def _open_ledger(setup: Setup) -> Ledger:
+    """The data set's ledger if one was named, otherwise a new one in the run folder or in memory."""
+    own, shared = setup.storage.path(LEDGER), setup.storage.ledger
+    parts = [setup.storage.path(part) for part in (CHECKPOINT, KEY, DRAWS)]
+    leftovers = [path for path in parts if path is not None and path.exists()]
+    if leftovers:
+        raise InvalidArgument(
+            "folder", str(leftovers[0]), "there is an earlier run already", "Choose a new folder, or go on with resume"
+        )
+    if shared is None:
+        return Ledger.create(own)
+    if not setup.randomness.private:
+        raise InvalidArgument(
+            "ledger",
+            str(shared),
+            "a run with a seed is not private, and would make the promise of the whole data set untrue",
+            "Leave the seed out, or experiment on public data without a ledger",
+        )
+    if own is not None and own.exists():  # a copy of this run's charges is to be saved there
+        raise InvalidArgument(
+            "folder", str(own), "there is the ledger of an earlier run already", "Choose a new folder"
+        )
+    return Ledger.attach(Path(shared))
+
+
+def _continue_ledger(storage: Storage, earlier: dict[str, Any]) -> Ledger:
+    """The ledger that the run was charged to. It must hold all that it held when the checkpoint was written."""
+    own = storage.path(LEDGER)
+    assert own is not None
+    ledger = Ledger.attach(Path(storage.ledger or own))
+    if damage := ledger.verify(earlier["account"]["head"]):
+        ledger.close()
+        raise InvalidArgument(
+            "ledger",
+            str(ledger.path),
+            f"it is not the one that this run was charged to, or an older copy of it ({damage})",
+            "Use the ledger as it was when the run stopped",
+        )
+    return ledger
