@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.plan import Plan, describe
 from apportion.sampling import MOST_STEPS
+from apportion.validate import Checked, check, one_of, whole
 
 CHECKPOINTS = 100
 """A checkpoint after each hundredth of a run, and so many spare steps, unless somebody says otherwise."""
 
 
 @dataclass(frozen=True)
-class Recovery:
+class Recovery(Checked):
     """How a run with a folder survives a crash.
 
     Args:
@@ -35,20 +35,21 @@ class Recovery:
         every: steps between two checkpoints; by default a hundredth of the run, rounded up.
     """
 
-    mode: Literal["fresh", "exact"] = "fresh"
-    spare: int | None = None
-    every: int | None = None
+    prefix = "recovery"
+    mode: Literal["fresh", "exact"] = field(
+        default="fresh", metadata=check(one_of("fresh", "exact"), "there is no such mode")
+    )
+    spare: int | None = field(
+        default=None, metadata=check(whole, "it is a number of steps", "Use 0 to have none", least=0)
+    )
+    every: int | None = field(
+        default=None, metadata=check(whole, "it is a number of steps", "Use 1 for a checkpoint a step")
+    )
 
     def __post_init__(self) -> None:
-        validate.known("recovery.mode", self.mode, ("fresh", "exact"))
-        if self.spare is not None:
-            spare = validate.whole(
-                "recovery.spare", self.spare, "it is a number of steps", "Use 0 to have none", least=0
-            )
-            if spare > MOST_STEPS:
-                raise InvalidArgument("recovery.spare", spare, f"{MOST_STEPS:,} are the most", "Use a few hundred")
-        if self.every is not None:
-            validate.whole("recovery.every", self.every, "it is a number of steps", "Use 1 for a checkpoint a step")
+        super().__post_init__()
+        if self.spare is not None and self.spare > MOST_STEPS:
+            raise InvalidArgument("recovery.spare", self.spare, f"{MOST_STEPS:,} are the most", "Use a few hundred")
 
     def interval(self, steps: int) -> int:
         """Steps between two checkpoints."""

@@ -11,15 +11,12 @@ from typing import Protocol, runtime_checkable
 
 from apportion.strategies.context import Context
 from apportion.strategies.noise.constant import Constant
-from apportion.strategies.noise.exponential import ExponentialDecay
-from apportion.strategies.noise.geometric import GeometricDecay
+from apportion.strategies.noise.decays import ExponentialDecay, GeometricDecay, StepDecay, TimeDecay
 from apportion.strategies.noise.growing import GrowingMu
 from apportion.strategies.noise.influence import InfluenceWeighted
 from apportion.strategies.noise.linear_noise import LinearDecay
 from apportion.strategies.noise.polynomial import PolynomialDecay
 from apportion.strategies.noise.privacy_utility import PrivacyUtility
-from apportion.strategies.noise.step import StepDecay
-from apportion.strategies.noise.time import TimeDecay
 
 
 @runtime_checkable

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from apportion.strategies.context import Context
-from apportion.strategies.noise.noise_schedule import Schedule
+from apportion.strategies.noise.noise_schedule import MULTIPLIER, Schedule
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,14 @@ class Constant(Schedule):
         multiplier: z, noise standard deviation ÷ sensitivity. `None`: the smallest z that the budget allows.
 
     Source: Abadi et al., Deep Learning with Differential Privacy, CCS 2016.
+
+    Example:
+        >>> from apportion.strategies import Context, noise
+        >>> [noise.Constant().relative(Context(step, steps=40, sample_rate=0.1)) for step in (1, 40)]
+        [1.0, 1.0]
     """
 
-    multiplier: float | None = None
+    multiplier: float | None = field(default=None, metadata=MULTIPLIER)
 
     def relative(self, context: Context) -> float:
         return 1.0

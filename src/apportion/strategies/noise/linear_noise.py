@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from apportion import validate
 from apportion.strategies.context import Context
 from apportion.strategies.noise.noise_schedule import Schedule, require_range
+from apportion.validate import check, in_open_unit
 
 
 @dataclass(frozen=True)
@@ -19,16 +19,25 @@ class LinearDecay(Schedule):
 
     Source: Zhang X. et al., Adaptive Privacy Preserving Deep Learning Algorithms for Medical Data, WACV 2021, who decay the
     noise; that the multiplier does so linearly, and until the end of the run, is our reading.
+
+    Example:
+        >>> from apportion.strategies import Context, noise
+        >>> falling = noise.LinearDecay(end=0.5)
+        >>> [falling.relative(Context(step, steps=100, sample_rate=0.1)) for step in (1, 51)]
+        [1.0, 0.75]
     """
 
-    end: float = 0.5
+    end: float = field(
+        default=0.5,
+        metadata=check(
+            in_open_unit,
+            "it is where the line ends, as a part of the first multiplier, and the noise must fall, but not to 0",
+        ),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        reason = "it is where the line ends, as a part of the first multiplier, and the noise must fall, but not to 0"
-        end = validate.in_open_unit("noise.end", self.end, reason, "Try end=0.5")
-        require_range("noise.end", end, 1 / end)
-        validate.store(self, end=end)
+        require_range("noise.end", self.end, 1 / self.end)
 
     def relative(self, context: Context) -> float:
         return 1 - (1 - self.end) * (context.step - 1) / context.steps

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from apportion import validate
 from apportion.strategies.context import Context
 from apportion.strategies.noise.noise_schedule import Paced, require_range
+from apportion.validate import check, in_open_unit, positive, whole
 
 
 @dataclass(frozen=True)
@@ -20,24 +20,27 @@ class PolynomialDecay(Paced):
         multiplier: σ₀; 10 in the published runs, with σ_end = 2.
 
     Source: Yu L. et al., Differentially Private Model Publishing for Deep Learning, S&P 2019, polynomial decay.
+
+    Example:
+        >>> from apportion.strategies import Context, noise
+        >>> falling = noise.PolynomialDecay(end=0.2, power=1.0, period=4)
+        >>> [round(falling.relative(Context(step, steps=90, sample_rate=0.1)), 3) for step in (1, 21, 41, 90)]
+        [1.0, 0.6, 0.2, 0.2]
     """
 
-    end: float = 0.2
-    power: float = 3.0
-    period: int = 100
+    end: float = field(
+        default=0.2,
+        metadata=check(
+            in_open_unit, "it is the last multiplier as a part of the first, and the noise must fall, but not to 0"
+        ),
+    )
+    power: float = field(default=3.0, metadata=check(positive, "with 0 the noise would not fall"))
+    period: int = field(default=100, metadata=check(whole, "the decay takes that long"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        reason = "it is the last multiplier as a part of the first, and the noise must fall, but not to 0"
-        end = validate.in_open_unit("noise.end", self.end, reason, "Try end=0.2")
-        require_range("noise.end", end, 1 / end)
-        validate.store(
-            self,
-            end=end,
-            power=validate.positive("noise.power", self.power, "with 0 the noise would not fall", "Try power=3.0"),
-            period=validate.whole("noise.period", self.period, "the decay takes that long", "Try period=100"),
-        )
+        require_range("noise.end", self.end, 1 / self.end)
 
     def relative(self, context: Context) -> float:
-        left = max(0.0, 1 - self.finished(context) / self.period)
+        left = max(0.0, 1 - self.elapsed(context) / self.period)
         return (1 - self.end) * float(left**self.power) + self.end
