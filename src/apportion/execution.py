@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from apportion.errors import InvalidArgument, WrongOrder
-from apportion.validate import Checked, check, one_of, whole
+from apportion.validate import Checked, checked, one_of, whole
 
 Mode = Literal["one-pass", "one-pass, channels last", "one-pass, copying inputs", "vmap", "loop"]
 """The engines. one-pass: all records together (`one_pass.py`); for images with channels last in memory, which is often faster; if need
@@ -56,17 +56,21 @@ class Execution(Checked):
         memory_limit: bytes, or a text such as "2GB", for the model, its copy and the peak of a step; not for the records and the
             program itself. What fits is found on synthetic records before anything is charged (`memory.py`): the choice depends
             on the model and on the shape of a record, never on a value of one or on how many there are.
+
+    Example:
+        >>> import apportion as ap
+        >>> ap.Execution(memory_limit="2GB").memory_limit
+        2000000000
+        >>> [ap.Execution().physical_batch(expected) for expected in (100, 512, 1024)]
+        [140, 603, 603]
     """
 
-    micro_batch: int | Literal["auto"] = field(
-        default="auto",
-        metadata=check(_read_micro_batch, "it is a number of records", "Use a smaller one if memory runs out"),
+    micro_batch: int | Literal["auto"] = checked(
+        "auto", _read_micro_batch, "it is a number of records", "Use a smaller one if memory runs out"
     )
-    engine: Literal["auto"] | Mode = field(
-        default="auto", metadata=check(one_of("auto", *get_args(Mode)), "there is no such engine")
-    )
-    workers: int = field(default=0, metadata=check(whole, "it is a number of processes", "Use 0 to have none", least=0))
-    memory_limit: int | str | None = field(default=None, metadata=check(parse_bytes, *_MEMORY))
+    engine: Literal["auto"] | Mode = checked("auto", one_of("auto", *get_args(Mode)), "there is no such engine")
+    workers: int = checked(0, whole, "it is a number of processes", "Use 0 to have none", least=0)
+    memory_limit: int | str | None = checked(None, parse_bytes, *_MEMORY)
 
     def __post_init__(self) -> None:
         super().__post_init__()

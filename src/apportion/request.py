@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from apportion.errors import InvalidArgument
-from apportion.validate import Checked, check, non_negative, positive, probability, shown
+from apportion.validate import Checked, check, checked, non_negative, positive, probability, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,12 +145,9 @@ class ClippedSum(Checked):
     threshold: float = field(metadata=check(_read_threshold, "it bounds what one record can do", "Try threshold=1.0"))
     parameters: tuple[str, ...] | None = field(default=None, metadata=_PARAMETERS)
     share: float = field(default=1.0, metadata=_SHARE)
-    headroom: float = field(
-        default=FLOAT32_HEADROOM, metadata=check(non_negative, "it is a relative rounding error", "Try 1e-4")
-    )
-    stabiliser: float | None = field(
-        default=None,
-        metadata=check(positive, "it keeps the quotient finite for a gradient of zero", "Try stabiliser=0.01"),
+    headroom: float = checked(FLOAT32_HEADROOM, non_negative, "it is a relative rounding error", "Try 1e-4")
+    stabiliser: float | None = checked(
+        None, positive, "it keeps the quotient finite for a gradient of zero", "Try stabiliser=0.01"
     )
     frame: Frame | None = None
 
@@ -243,6 +240,15 @@ class Request(Checked):
         expected_batch_size: q·population, the public constant by which the noisy sum is divided. Never the realised size,
             which is private.
         releases: clipped sums, whose parameter groups are disjoint, and statistics of the same batch. All shares add up to 1.
+
+    Example:
+        >>> from apportion.request import ClippedSum, Request, UnclippedCount
+        >>> releases = (ClippedSum(2.0, share=0.75, headroom=0.0), UnclippedCount(2.0, share=0.25))
+        >>> request = Request(sample_rate=0.01, noise_multiplier=1.0, expected_batch_size=600.0, releases=releases)
+        >>> [round(request.standard_deviation(release), 3) for release in releases]  # more than 2·1 and ½·1: they share one price
+        [2.309, 1.0]
+        >>> request.event()
+        Event(sample_rate=0.01, noise_multiplier=1.0)
     """
 
     sample_rate: float = field(metadata=_RATE)

@@ -45,7 +45,13 @@ class Sampling:
         sample_rate: float | None = None,
         steps: int | None = None,
     ) -> Sampling:
-        """From `batch_size` or `sample_rate`, and `epochs` or `steps`. One epoch is round(1/q) steps."""
+        """From `batch_size` or `sample_rate`, and `epochs` or `steps`. One epoch is round(1/q) steps.
+
+        Example:
+            >>> from apportion.sampling import Sampling
+            >>> Sampling.declare(population=60_000, batch_size=600, epochs=3)
+            Sampling(population=60000, sample_rate=0.01, steps=300)
+        """
         if population is None:
             raise InvalidArgument(
                 "population",

@@ -5,21 +5,22 @@ number) or raises. It can be called where a function takes an argument, or be de
 
     @dataclass(frozen=True)
     class WarmUp(ClipSchedule):
-        threshold: float = field(default=1.0, metadata=check(positive, "it bounds what one record can do"))
-        length: int | None = field(default=None, metadata=check(whole, "it is a number of steps", "Leave it out"))
+        threshold: float = checked(1.0, positive, "it bounds what one record can do")
+        length: int | None = checked(None, whole, "it is a number of steps", "Leave it out")
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, field, fields
 from difflib import get_close_matches
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from apportion.errors import InvalidArgument
 
+Default = TypeVar("Default")
 Rule = Callable[..., Any]
 Number = Callable[[str, Any, str, str], float]
 """A rule for a number."""
@@ -28,21 +29,21 @@ Number = Callable[[str, Any, str, str], float]
 class Checked:
     """Base of frozen dataclasses whose fields are checked, in their order, by the rules they were declared with.
 
-    A rule is put into the metadata of a field by `check`. A field whose default is `None` may be `None`. What several fields must
-    satisfy together is said in a `__post_init__`, after `super().__post_init__()`.
+    A field gets its rule from `checked`, or from `check` if it is keyword-only or has no default. If its default is `None`, it may be
+    `None`. What several fields must satisfy together is said in a `__post_init__`, after `super().__post_init__()`.
 
     Attributes:
         prefix: stands before the name of a field in messages. A clip strategy has "clip", so that a message speaks of `clip.threshold`,
             which is also what a person types after `--set`.
 
     Example:
-        >>> from dataclasses import dataclass, field
-        >>> from apportion.validate import Checked, check, positive
+        >>> from dataclasses import dataclass
+        >>> from apportion.validate import Checked, checked, positive
         >>> @dataclass(frozen=True)
         ... class Band(Checked):
         ...     prefix = "clip"
-        ...     low: float = field(default=0.1, metadata=check(positive, "0 would release noise only"))
-        ...     high: float | None = field(default=None, metadata=check(positive, "it is a norm", "Leave it out"))
+        ...     low: float = checked(0.1, positive, "0 would release noise only")
+        ...     high: float | None = checked(None, positive, "it is a norm", "Leave it out")
         >>> Band(low=1)
         Band(low=1.0, high=None)
         >>> Band(low=-1.0)
@@ -74,20 +75,24 @@ def check(rule: Rule, why: str, fix: str = "", **options: Any) -> Mapping[str, A
     return {"check": (partial(rule, **options) if options else rule, why, fix)}
 
 
+def checked(default: Default, rule: Rule, why: str, fix: str = "", **options: Any) -> Default:
+    """Short for `field(default=default, metadata=check(rule, why, fix, **options))`, the most frequent field."""
+    return field(default=default, metadata=check(rule, why, fix, **options))
+
+
 @cache
 def _declared(kind: Any) -> tuple[tuple[str, str, bool, Rule, str, str], ...]:
     """Of each checked field: its name, how messages call it, whether it may be `None`, its rule, the reason and the fix."""
     declared = []
-    for field in fields(kind):
-        if "check" in field.metadata:
-            rule, why, fix = field.metadata["check"]
-            if not fix and field.default in (None, MISSING):
-                raise TypeError(
-                    f"{kind.__name__}.{field.name} has no default that could be tried: pass check(..., fix=...)"
-                )
-            argument = f"{kind.prefix}.{field.name}" if kind.prefix else field.name
-            fix = fix or f"Try {field.name}={field.default!r}"
-            declared.append((field.name, argument, field.default is None, rule, why, fix))
+    for one in fields(kind):
+        if "check" in one.metadata:
+            rule, why, fix = one.metadata["check"]
+            if not fix and (one.default is None or one.default is MISSING):
+                raise TypeError(f"{kind.__name__}.{one.name} has no default to try: pass check(..., fix=...)")
+            argument = f"{kind.prefix}.{one.name}" if kind.prefix else one.name
+            declared.append(
+                (one.name, argument, one.default is None, rule, why, fix or f"Try {one.name}={one.default}")
+            )
     return tuple(declared)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from apportion.validate import Checked, check, non_negative, positive
+from apportion.validate import Checked, checked, non_negative, positive
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,6 @@ class Temper(Checked):
         [-1.0, 0.462, 1.0]
     """
 
-    scale: float = field(default=2.0, metadata=check(positive, "it is the height of the sigmoid"))
-    temperature: float = field(default=2.0, metadata=check(positive, "it is the steepness of the sigmoid"))
-    offset: float = field(default=1.0, metadata=check(non_negative, "outputs lie between -offset and scale - offset"))
+    scale: float = checked(2.0, positive, "it is the height of the sigmoid")
+    temperature: float = checked(2.0, positive, "it is the steepness of the sigmoid")
+    offset: float = checked(1.0, non_negative, "outputs lie between -offset and scale - offset")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from apportion.errors import InvalidArgument
 from apportion.plan import Plan, describe
 from apportion.sampling import MOST_STEPS
-from apportion.validate import Checked, check, one_of, whole
+from apportion.validate import Checked, checked, one_of, whole
 
 CHECKPOINTS = 100
 """A checkpoint after each hundredth of a run, and so many spare steps, unless somebody says otherwise."""
@@ -36,15 +36,9 @@ class Recovery(Checked):
     """
 
     prefix = "recovery"
-    mode: Literal["fresh", "exact"] = field(
-        default="fresh", metadata=check(one_of("fresh", "exact"), "there is no such mode")
-    )
-    spare: int | None = field(
-        default=None, metadata=check(whole, "it is a number of steps", "Use 0 to have none", least=0)
-    )
-    every: int | None = field(
-        default=None, metadata=check(whole, "it is a number of steps", "Use 1 for a checkpoint a step")
-    )
+    mode: Literal["fresh", "exact"] = checked("fresh", one_of("fresh", "exact"), "there is no such mode")
+    spare: int | None = checked(None, whole, "it is a number of steps", "Use 0 to have none", least=0)
+    every: int | None = checked(None, whole, "it is a number of steps", "Use 1 for a checkpoint a step")
 
     def __post_init__(self) -> None:
         super().__post_init__()

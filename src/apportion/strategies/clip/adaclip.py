@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from apportion.errors import InvalidArgument
 from apportion.request import ClippedSum, Frame, Released
 from apportion.strategies.clip.groups import Grouped
 from apportion.strategies.context import Context
-from apportion.validate import below_one, check, positive
+from apportion.validate import below_one, checked, positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,10 +54,10 @@ class AdaClip(Grouped):
         (1.0, array([0.02, 0.02, 0.02, 0.02]))
     """
 
-    floor: float = field(default=1e-5, metadata=check(positive, "a scale of 0 cannot be divided by"))
-    cap: float = field(default=1e-4, metadata=check(positive, "it bounds the noise of a coordinate"))
-    mean_decay: float = field(default=0.9, metadata=check(below_one, _DECAY))
-    deviation_decay: float = field(default=0.99, metadata=check(below_one, _DECAY))
+    floor: float = checked(1e-5, positive, "a scale of 0 cannot be divided by")
+    cap: float = checked(1e-4, positive, "it bounds the noise of a coordinate")
+    mean_decay: float = checked(0.9, below_one, _DECAY)
+    deviation_decay: float = checked(0.99, below_one, _DECAY)
 
     def __post_init__(self) -> None:
         super().__post_init__()

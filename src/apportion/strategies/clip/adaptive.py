@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from apportion.errors import InvalidArgument
 from apportion.strategies.clip.groups import Grouped
 from apportion.strategies.context import Context
-from apportion.validate import check, positive
+from apportion.validate import check, checked, positive
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Adaptive(Grouped):
         minimum, maximum: of the threshold of each group. Noise could drive it anywhere without them.
     """
 
-    start: float = field(default=0.1, metadata=check(positive, "it bounds what one record can do"))
+    start: float = checked(0.1, positive, "it bounds what one record can do")
     minimum: float = field(default=1e-3, kw_only=True, metadata=check(positive, "0 would release noise only"))
     maximum: float = field(default=1e3, kw_only=True, metadata=check(positive, "it bounds the noise as well"))
 

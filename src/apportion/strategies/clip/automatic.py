@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from apportion.request import ClippedSum
 from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
-from apportion.validate import check, positive
+from apportion.validate import checked, positive
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,8 @@ class Automatic(ClipSchedule):
         [0.5, 0.99, 1.0]
     """
 
-    threshold: float = field(default=1.0, metadata=check(positive, "it bounds what one record can do"))
-    stabiliser: float = field(
-        default=0.01, metadata=check(positive, "it keeps the quotient finite for a gradient of zero")
-    )
+    threshold: float = checked(1.0, positive, "it bounds what one record can do")
+    stabiliser: float = checked(0.01, positive, "it keeps the quotient finite for a gradient of zero")
 
     def threshold_at(self, context: Context) -> float:
         return self.threshold

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from apportion.strategies.clip.clip_schedule import ClipSchedule, require_floor
 from apportion.strategies.context import Context
-from apportion.validate import check, positive, probability
+from apportion.validate import checked, positive, probability
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Decay(ClipSchedule):
         [1.0, 1.0, 0.5, 0.3333333333333333]
     """
 
-    start: float = field(default=1.0, metadata=check(positive, "it bounds what one record can do"))
-    power: float = field(default=0.5, metadata=check(probability, "0 does not decay, more than 1 collapses"))
-    minimum: float = field(default=1e-3, metadata=check(positive, "0 would release noise only"))
+    start: float = checked(1.0, positive, "it bounds what one record can do")
+    power: float = checked(0.5, probability, "0 does not decay, more than 1 collapses")
+    minimum: float = checked(1e-3, positive, "0 would release noise only")
 
     def __post_init__(self) -> None:
         super().__post_init__()

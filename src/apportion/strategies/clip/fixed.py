@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
-from apportion.validate import check, positive
+from apportion.validate import checked, positive
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Fixed(ClipSchedule):
         [0.7071, 0.7071]
     """
 
-    threshold: float = field(default=1.0, metadata=check(positive, "it bounds what one record can do"))
+    threshold: float = checked(1.0, positive, "it bounds what one record can do")
 
     def threshold_at(self, context: Context) -> float:
         return self.threshold

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from apportion.errors import InvalidArgument
 from apportion.request import NormSum, Release, Released
 from apportion.strategies.clip.adaptive import Adaptive
 from apportion.strategies.context import Context
-from apportion.validate import check, in_open_unit, positive
+from apportion.validate import checked, in_open_unit, positive
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class NormBased(Adaptive):
         (0.3,)
     """
 
-    proportion: float = field(default=0.5, metadata=check(positive, "it scales the mean norm"))
-    headroom: float = field(default=4.0, metadata=check(positive, "norms are cut there"))
-    share: float = field(default=0.05, metadata=check(in_open_unit, "gradient and norms divide one budget"))
+    proportion: float = checked(0.5, positive, "it scales the mean norm")
+    headroom: float = checked(4.0, positive, "norms are cut there")
+    share: float = checked(0.05, in_open_unit, "gradient and norms divide one budget")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from apportion.errors import InvalidArgument
 from apportion.request import Release, Released, UnclippedCount
 from apportion.strategies.clip.adaptive import Adaptive
 from apportion.strategies.context import Context
-from apportion.validate import check, in_closed_unit, in_open_unit, one_of, positive
+from apportion.validate import checked, in_closed_unit, in_open_unit, one_of, positive
 
 Update = Literal["geometric", "arithmetic"]
 Thresholds = tuple[float, ...]
@@ -49,18 +49,13 @@ class Quantile(Adaptive):
         [0.942]
     """
 
-    quantile: float = field(default=0.5, metadata=check(in_closed_unit, "it is a fraction of all records"))
-    rate: float = field(default=0.2, metadata=check(positive, "at 0 the counts would be paid for and not used"))
-    count_noise: float | None = field(
-        default=None,
-        metadata=check(positive, "a count without noise would be a raw read", "Leave it out for batch_size/20"),
+    quantile: float = checked(0.5, in_closed_unit, "it is a fraction of all records")
+    rate: float = checked(0.2, positive, "at 0 the counts would be paid for and not used")
+    count_noise: float | None = checked(
+        None, positive, "a count without noise would be a raw read", "Leave it out for batch_size/20"
     )
-    share: float | None = field(
-        default=None, metadata=check(in_open_unit, "gradient and counts divide one budget", "Try share=0.01")
-    )
-    update: Update = field(
-        default="geometric", metadata=check(one_of(*get_args(Update)), "the threshold is moved in one of two ways")
-    )
+    share: float | None = checked(None, in_open_unit, "gradient and counts divide one budget", "Try share=0.01")
+    update: Update = checked("geometric", one_of(*get_args(Update)), "the threshold is moved in one of two ways")
 
     def __post_init__(self) -> None:
         super().__post_init__()

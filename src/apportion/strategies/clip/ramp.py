@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
-from apportion.validate import check, positive, whole
+from apportion.strategies.noise.noise_schedule import MULTIPLIER
+from apportion.validate import checked, positive, whole
 
 
 def ramp(step: int, length: int) -> float:
@@ -33,10 +34,9 @@ class LinearDecay(ClipSchedule):
         [2.0, 1.5, 1.5]
     """
 
-    start: float = field(default=1.0, metadata=check(positive, "it bounds what one record can do"))
-    ramp_steps: int | None = field(
-        default=None,
-        metadata=check(whole, "it is how many steps the threshold falls", "Leave it out for all steps of the run"),
+    start: float = checked(1.0, positive, "it bounds what one record can do")
+    ramp_steps: int | None = checked(
+        None, whole, "it is how many steps the threshold falls", "Leave it out for all steps of the run"
     )
 
     def threshold_at(self, context: Context) -> float:
@@ -67,12 +67,9 @@ class FixedDeviation(ClipSchedule):
         (0.5, 2.0)
     """
 
-    start: float = field(default=1.0, metadata=check(positive, "it bounds what one record can do"))
-    ramp_steps: int = field(default=500, metadata=check(whole, "it is how many steps the threshold falls"))
-    multiplier: float | None = field(
-        default=None,
-        metadata=check(positive, "without noise there is no privacy", "Leave it out to fit the budget"),
-    )
+    start: float = checked(1.0, positive, "it bounds what one record can do")
+    ramp_steps: int = checked(500, whole, "it is how many steps the threshold falls")
+    multiplier: float | None = field(default=None, metadata=MULTIPLIER)
 
     def threshold_at(self, context: Context) -> float:
         return self.start / ramp(context.step, self.ramp_steps)

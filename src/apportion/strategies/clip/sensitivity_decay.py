@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from apportion.strategies.clip.clip_schedule import ClipSchedule, require_floor
 from apportion.strategies.context import Context
-from apportion.validate import at_least, check, positive
+from apportion.validate import at_least, checked, positive
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,9 @@ class SensitivityDecay(ClipSchedule):
         [1.0, 0.5]
     """
 
-    start: float = field(default=1.5, metadata=check(positive, "it bounds what one record can do"))
-    ratio: float = field(
-        default=2.0,
-        metadata=check(at_least(1), "it is how much the threshold falls, and below 1 the threshold would grow"),
-    )
-    minimum: float = field(default=1e-3, metadata=check(positive, "0 would release noise only"))
+    start: float = checked(1.5, positive, "it bounds what one record can do")
+    ratio: float = checked(2.0, at_least(1), "it is how much the threshold falls, and below 1 the threshold would grow")
+    minimum: float = checked(1e-3, positive, "0 would release noise only")
 
     def __post_init__(self) -> None:
         super().__post_init__()

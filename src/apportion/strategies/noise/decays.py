@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from apportion.strategies.noise.noise_schedule import PER, Decay, Pace
-from apportion.validate import check, in_open_unit, positive, whole
+from apportion.validate import checked, in_open_unit, positive, whole
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class TimeDecay(Decay):
         [1.0, 0.5, 0.25]
     """
 
-    rate: float = field(default=0.05, metadata=check(positive, "the noise falls by 1/(1 + rate) in the first epoch"))
+    rate: float = checked(0.05, positive, "the noise falls by 1/(1 + rate) in the first epoch")
 
     def decay(self, elapsed: int) -> float:
         return 1 / (1 + self.rate * elapsed)
@@ -49,9 +49,7 @@ class ExponentialDecay(Decay):
         [1.0, 0.607, 0.368, 0.01]
     """
 
-    rate: float = field(
-        default=0.01, metadata=check(positive, "it is the exponent by which the noise falls in an epoch")
-    )
+    rate: float = checked(0.01, positive, "it is the exponent by which the noise falls in an epoch")
 
     def decay(self, elapsed: int) -> float:
         return math.exp(-self.rate * elapsed)
@@ -77,10 +75,8 @@ class StepDecay(Decay):
         [1.0, 1.0, 0.5, 0.125]
     """
 
-    factor: float = field(
-        default=0.6, metadata=check(in_open_unit, "the noise is multiplied by it and must fall, but not to 0")
-    )
-    period: int = field(default=10, metadata=check(whole, "the noise stays for that long"))
+    factor: float = checked(0.6, in_open_unit, "the noise is multiplied by it and must fall, but not to 0")
+    period: int = checked(10, whole, "the noise stays for that long")
 
     def decay(self, elapsed: int) -> float:
         return float(self.factor ** (elapsed // self.period))
@@ -104,9 +100,8 @@ class GeometricDecay(Decay):
         [1.0, 0.5, 0.25]
     """
 
-    factor: float = field(
-        default=0.999,
-        metadata=check(in_open_unit, "the variance is multiplied by it at every step and must fall, but not to 0"),
+    factor: float = checked(
+        0.999, in_open_unit, "the variance is multiplied by it at every step and must fall, but not to 0"
     )
     per: Pace = field(default="step", kw_only=True, metadata=PER)
 

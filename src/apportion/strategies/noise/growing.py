@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from apportion.strategies.context import Context
 from apportion.strategies.noise.noise_schedule import Schedule, require_range
-from apportion.validate import at_least, check
+from apportion.validate import at_least, checked
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,7 @@ class GrowingMu(Schedule):
         [0.5, 0.25]
     """
 
-    ratio: float = field(
-        default=2.0,
-        metadata=check(at_least(1), "it is how much μ grows, and below 1 the noise would grow instead of μ"),
-    )
+    ratio: float = checked(2.0, at_least(1), "it is how much μ grows, and below 1 the noise would grow instead of μ")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.strategies.context import Context
 from apportion.strategies.noise.noise_schedule import Schedule, require_range
-from apportion.validate import at_least, below_one, check
+from apportion.validate import at_least, below_one, checked
 
 LONGEST = 1_000_000
 """Steps of the longest run that can be planned."""
@@ -53,25 +53,20 @@ class InfluenceWeighted(Schedule):
         [3.0, 1.5, 1.0]
     """
 
-    contraction: float | None = field(
-        default=None,
-        metadata=check(
-            below_one,
-            "it is 1 − m/M, the part of the loss that a step leaves; with 1 or more a step would gain nothing and T would not matter",
-            "Try contraction=0.99",
-        ),
+    contraction: float | None = checked(
+        None,
+        below_one,
+        "it is 1 − m/M, the part of the loss that a step leaves; with 1 or more a step would gain nothing and T would not matter",
+        "Try contraction=0.99",
     )
-    weights: tuple[float, ...] | None = field(
-        default=None,
-        metadata=check(
-            _read_weights,
-            "a step without influence would have infinite noise",
-            "Pass one positive weight for each step",
-        ),
+    weights: tuple[float, ...] | None = checked(
+        None,
+        _read_weights,
+        "a step without influence would have infinite noise",
+        "Pass one positive weight for each step",
     )
-    span: float = field(
-        default=100.0,
-        metadata=check(at_least(1), "it is a ratio of multipliers: the largest multiplier divided by the smallest"),
+    span: float = checked(
+        100.0, at_least(1), "it is a ratio of multipliers: the largest multiplier divided by the smallest"
     )
 
     def __post_init__(self) -> None:

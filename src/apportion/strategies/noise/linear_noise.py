@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from apportion.strategies.context import Context
 from apportion.strategies.noise.noise_schedule import Schedule, require_range
-from apportion.validate import check, in_open_unit
+from apportion.validate import checked, in_open_unit
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,8 @@ class LinearDecay(Schedule):
         [1.0, 0.75]
     """
 
-    end: float = field(
-        default=0.5,
-        metadata=check(
-            in_open_unit,
-            "it is where the line ends, as a part of the first multiplier, and the noise must fall, but not to 0",
-        ),
+    end: float = checked(
+        0.5, in_open_unit, "it is where the line ends, as a part of its start: the noise must fall, but not to 0"
     )
 
     def __post_init__(self) -> None:

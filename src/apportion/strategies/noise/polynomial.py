@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from apportion.strategies.context import Context
 from apportion.strategies.noise.noise_schedule import Paced, require_range
-from apportion.validate import check, in_open_unit, positive, whole
+from apportion.validate import checked, in_open_unit, positive, whole
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,11 @@ class PolynomialDecay(Paced):
         [1.0, 0.6, 0.2, 0.2]
     """
 
-    end: float = field(
-        default=0.2,
-        metadata=check(
-            in_open_unit, "it is the last multiplier as a part of the first, and the noise must fall, but not to 0"
-        ),
+    end: float = checked(
+        0.2, in_open_unit, "it is the last multiplier as a part of the first, and the noise must fall, but not to 0"
     )
-    power: float = field(default=3.0, metadata=check(positive, "with 0 the noise would not fall"))
-    period: int = field(default=100, metadata=check(whole, "the decay takes that long"))
+    power: float = checked(3.0, positive, "with 0 the noise would not fall")
+    period: int = checked(100, whole, "the decay takes that long")
 
     def __post_init__(self) -> None:
         super().__post_init__()

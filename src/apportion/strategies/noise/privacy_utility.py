@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.strategies.noise.noise_schedule import PER, Decay, Pace
-from apportion.validate import check, one_of, positive
+from apportion.validate import checked, one_of, positive
 
 Loss = Literal["strongly convex", "convex", "non-convex"]
 _SHORTEST = {
@@ -51,13 +51,8 @@ class PrivacyUtility(Decay):
         [1.0, 0.707, 0.5]
     """
 
-    loss: Loss = field(
-        default="non-convex",
-        metadata=check(one_of(*get_args(Loss)), "a schedule is known for three kinds of loss"),
-    )
-    horizon: float | None = field(
-        default=None, metadata=check(positive, "it is a number of steps", "Try horizon=1000.0")
-    )
+    loss: Loss = checked("non-convex", one_of(*get_args(Loss)), "a schedule is known for three kinds of loss")
+    horizon: float | None = checked(None, positive, "it is a number of steps", "Try horizon=1000.0")
     per: Pace = field(default="step", kw_only=True, metadata=PER)
 
     def __post_init__(self) -> None:
