@@ -83,7 +83,7 @@ class AdaClip(Grouped):
     def propose(self, state: State, context: Context) -> tuple[ClippedSum, ...]:
         groups = [group.names or tuple(context.parameter_shapes) for group in self.split(context)]
         return tuple(
-            replace(release, parameters=names, frame=_frame(state, names))
+            replace(release, parameters=names, frame=_make_frame(state, names))
             for release, names in zip(self.clipped_sums(context, [1.0] * len(groups)), groups, strict=True)
         )
 
@@ -101,7 +101,7 @@ class AdaClip(Grouped):
         return {"mean": mean, "variance": variance}
 
 
-def _frame(state: State, names: tuple[str, ...]) -> Frame:
+def _make_frame(state: State, names: tuple[str, ...]) -> Frame:
     deviations = {name: state["variance"][name].sqrt() for name in names}
     root = math.sqrt(math.fsum(float(deviation.sum()) for deviation in deviations.values()))
     return Frame(

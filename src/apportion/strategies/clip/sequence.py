@@ -55,7 +55,7 @@ class Sequence(ClipSchedule):
             )
         where = "clip.thresholds"
         if self.file is not None:
-            where, given = f"clip.file={str(self.file)!r}, thresholds", _read(self.file)
+            where, given = f"clip.file={str(self.file)!r}, thresholds", _read_entries(self.file)
         reason, fix = "it bounds what one record can do", "Correct it, or leave it out"
         numbers = (validate.positive(f"{where}[{i}]", number, reason, fix) for i, number in enumerate(given))
         validate.store(self, thresholds=tuple(numbers), file=None)
@@ -67,7 +67,7 @@ class Sequence(ClipSchedule):
         return self.thresholds[min(context.epoch, len(self.thresholds)) - 1]
 
 
-def _read(file: Any) -> list[Any]:
+def _read_entries(file: Any) -> list[Any]:
     """The entries of a file of thresholds, which are not checked yet."""
     if not isinstance(file, (str, Path)):
         raise InvalidArgument("clip.file", validate.shown(file), "it is not a path", 'Try file="thresholds.json"')
