@@ -84,7 +84,7 @@ class Base(validate.Checked):
 
 @dataclass(frozen=True)
 class Derived(Base):
-    limit: float | None = validate.checked(None, validate.at_least(1), "it is a ratio", "Leave it out")
+    limit: float | None = validate.checked(None, validate.at_least(1), "it is a ratio")
     sure: bool = validate.checked(False, validate.instance_of(bool), "it is a choice", "Use true or false")
     way: str = validate.checked("up", validate.one_of("up", "down"), "there are two ways")
 
@@ -115,10 +115,27 @@ def test_what_is_kept_is_plain_and_none_is_kept_where_it_is_the_default():
     assert Derived(1.0).limit is None
 
 
+def test_a_field_that_is_declared_again_keeps_its_rule_or_has_a_new_one():
+    @dataclass(frozen=True)
+    class Patient(Derived):
+        amount: float = 2.0
+        steps: int | None = None
+        limit: float = validate.checked(0.5, validate.in_open_unit, "it is a part")
+
+    assert Patient() == Patient(2.0, None, 0.5)
+    for values, fix in (
+        ({"amount": 0}, "Try amount=1.0"),
+        ({"steps": 1}, "Leave it out"),
+        ({"limit": 1.5}, "Try limit=0.5"),
+    ):
+        with pytest.raises(ap.InvalidArgument, match=fix):
+            Patient(**values)
+
+
 def test_a_field_without_a_default_must_say_what_to_do():
     @dataclass(frozen=True)
     class Silent(validate.Checked):
-        amount: float | None = validate.checked(None, validate.positive, "it is divided by")
+        amount: float = field(metadata=validate.check(validate.positive, "it is divided by"))
 
     with pytest.raises(TypeError, match=r"Silent\.amount has no default to try"):
         Silent(1.0)

@@ -6,7 +6,7 @@ number) or raises. It can be called where a function takes an argument, or be de
     @dataclass(frozen=True)
     class WarmUp(ClipSchedule):
         threshold: float = checked(1.0, positive, "it bounds what one record can do")
-        length: int | None = checked(None, whole, "it is a number of steps", "Leave it out")
+        length: int | None = checked(None, whole, "it is a number of steps")
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Checked:
     """Base of frozen dataclasses whose fields are checked, in their order, by the rules they were declared with.
 
     A field gets its rule from `checked`, or from `check` if it is keyword-only or has no default. If its default is `None`, it may be
-    `None`. What several fields must satisfy together is said in a `__post_init__`, after `super().__post_init__()`.
+    `None`. A class that declares the field again, for another default, keeps the rule unless it gives another. What several fields
+    must satisfy together is said in a `__post_init__`, after `super().__post_init__()`.
 
     Attributes:
         prefix: stands before the name of a field in messages. A clip strategy has "clip", so that a message speaks of `clip.threshold`,
@@ -43,7 +44,7 @@ class Checked:
         ... class Band(Checked):
         ...     prefix = "clip"
         ...     low: float = checked(0.1, positive, "0 would release noise only")
-        ...     high: float | None = checked(None, positive, "it is a norm", "Leave it out")
+        ...     high: float | None = checked(None, positive, "it is a norm")
         >>> Band(low=1)
         Band(low=1.0, high=None)
         >>> Band(low=-1.0)
@@ -69,7 +70,7 @@ def check(rule: Rule, why: str, fix: str = "", **options: Any) -> Mapping[str, A
     Args:
         rule: `positive`, `probability`, `at_least(1)`, `one_of("sgd", "adam")`, …, or a function of one's own.
         why: why other values make no sense; the message goes on with it.
-        fix: what to do instead; by default to try the default of the field.
+        fix: what to do instead; by default to try the default of the field, or to leave it out if that is `None`.
         options: further arguments of the rule, as `least` of `whole`.
     """
     return {"check": (partial(rule, **options) if options else rule, why, fix)}
@@ -83,16 +84,19 @@ def checked(default: Default, rule: Rule, why: str, fix: str = "", **options: An
 @cache
 def _declared(kind: Any) -> tuple[tuple[str, str, bool, Rule, str, str], ...]:
     """Of each checked field: its name, how messages call it, whether it may be `None`, its rule, the reason and the fix."""
+    checks: dict[str, tuple[Rule, str, str]] = {}
+    for base in reversed(kind.__mro__):
+        for one in vars(base).get("__dataclass_fields__", {}).values():
+            checks |= {one.name: one.metadata["check"]} if "check" in one.metadata else {}
     declared = []
     for one in fields(kind):
-        if "check" in one.metadata:
-            rule, why, fix = one.metadata["check"]
-            if not fix and (one.default is None or one.default is MISSING):
+        if one.name in checks:
+            rule, why, fix = checks[one.name]
+            if not fix and one.default is MISSING:
                 raise TypeError(f"{kind.__name__}.{one.name} has no default to try: pass check(..., fix=...)")
             argument = f"{kind.prefix}.{one.name}" if kind.prefix else one.name
-            declared.append(
-                (one.name, argument, one.default is None, rule, why, fix or f"Try {one.name}={one.default}")
-            )
+            fix = fix or ("Leave it out" if one.default is None else f"Try {one.name}={one.default}")
+            declared.append((one.name, argument, one.default is None, rule, why, fix))
     return tuple(declared)
 
 

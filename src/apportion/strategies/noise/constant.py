@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from apportion.strategies.context import Context
-from apportion.strategies.noise.noise_schedule import MULTIPLIER, Schedule
+from apportion.strategies.noise.noise_schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Constant(Schedule):
         [1.0, 1.0]
     """
 
-    multiplier: float | None = field(default=None, metadata=MULTIPLIER)
+    multiplier: float | None = None
 
     def relative(self, context: Context) -> float:
         return 1.0

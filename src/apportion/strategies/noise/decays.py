@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from apportion.strategies.noise.noise_schedule import PER, Decay, Pace
+from apportion.strategies.noise.noise_schedule import Decay, Pace
 from apportion.validate import checked, in_open_unit, positive, whole
 
 
@@ -103,7 +103,7 @@ class GeometricDecay(Decay):
     factor: float = checked(
         0.999, in_open_unit, "the variance is multiplied by it at every step and must fall, but not to 0"
     )
-    per: Pace = field(default="step", kw_only=True, metadata=PER)
+    per: Pace = field(default="step", kw_only=True)
 
     def decay(self, elapsed: int) -> float:
         return float(self.factor ** (elapsed / 2))

@@ -14,7 +14,6 @@ Pace = Literal["epoch", "step"]
 WIDEST = 1000.0
 """The largest multiplier of a schedule divided by its smallest. Beyond, steps are nothing but noise or hardly protected."""
 MULTIPLIER = check(positive, "without noise there is no privacy", "Leave it out to fit the budget")
-PER = check(one_of(*get_args(Pace)), "noise changes with every epoch or with every step")
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,11 @@ class Paced(Schedule, ABC):
         per: "epoch": r_t changes after every round(1/q) steps. "step": after every step.
     """
 
-    per: Pace = field(default="epoch", kw_only=True, metadata=PER)
+    per: Pace = field(
+        default="epoch",
+        kw_only=True,
+        metadata=check(one_of(*get_args(Pace)), "noise changes with every epoch or with every step"),
+    )
 
     def elapsed(self, context: Context) -> int:
         """t. The context counts from 1, the first epoch and the first step have t = 0."""

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from apportion import validate
 from apportion.errors import InvalidArgument
-from apportion.strategies.noise.noise_schedule import PER, Decay, Pace
+from apportion.strategies.noise.noise_schedule import Decay, Pace
 from apportion.validate import checked, one_of, positive
 
 Loss = Literal["strongly convex", "convex", "non-convex"]
@@ -53,7 +53,7 @@ class PrivacyUtility(Decay):
 
     loss: Loss = checked("non-convex", one_of(*get_args(Loss)), "a schedule is known for three kinds of loss")
     horizon: float | None = checked(None, positive, "it is a number of steps", "Try horizon=1000.0")
-    per: Pace = field(default="step", kw_only=True, metadata=PER)
+    per: Pace = field(default="step", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
