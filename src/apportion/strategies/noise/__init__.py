@@ -11,11 +11,16 @@ from typing import Protocol, runtime_checkable
 
 from apportion.strategies.context import Context
 from apportion.strategies.noise.constant import Constant
-from apportion.strategies.noise.decays import ExponentialDecay, GeometricDecay, StepDecay, TimeDecay
+from apportion.strategies.noise.decays import (
+    ExponentialDecay,
+    GeometricDecay,
+    LinearDecay,
+    PolynomialDecay,
+    StepDecay,
+    TimeDecay,
+)
 from apportion.strategies.noise.growing import GrowingMu
 from apportion.strategies.noise.influence import InfluenceWeighted
-from apportion.strategies.noise.linear_noise import LinearDecay
-from apportion.strategies.noise.polynomial import PolynomialDecay
 from apportion.strategies.noise.privacy_utility import PrivacyUtility
 
 
