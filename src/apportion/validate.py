@@ -77,7 +77,7 @@ def check(rule: Rule, why: str, fix: str = "", **options: Any) -> Mapping[str, A
 
 
 def checked(default: Default, rule: Rule, why: str, fix: str = "", **options: Any) -> Default:
-    """Short for `field(default=default, metadata=check(rule, why, fix, **options))`, the most frequent field."""
+    """Short for `field(default=default, metadata=check(rule, why, fix, **options))`; it has an effect in a class that is `Checked`."""
     return field(default=default, metadata=check(rule, why, fix, **options))
 
 
