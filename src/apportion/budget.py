@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from apportion import validate
-from apportion.errors import InvalidArgument
+from apportion.validate import DELTA, Checked, check, in_open_unit, instance_of, positive
 
 
 @dataclass(frozen=True)
@@ -28,29 +27,28 @@ UNITS: Mapping[str, type[Record]] = {Record.name: Record}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class Budget(Checked):
     """The guarantee asked for: (ε, δ)-differential privacy for one unit.
 
     For all neighbouring data sets D, D′ and every set S of results: P[M(D) ∈ S] ≤ e^ε · P[M(D′) ∈ S] + δ.
 
     None of the three has a default: how much privacy to give up, and whose, is the decision of the person who trains.
+
+    Example:
+        >>> import apportion as ap
+        >>> ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.Record())
+        Budget(epsilon=3.0, delta=1e-05, unit=Record())
     """
 
-    epsilon: float
-    delta: float
-    unit: Record
-
-    def __post_init__(self) -> None:
-        reason = "it is the privacy loss to be spent"
-        validate.store(self, epsilon=validate.positive("epsilon", self.epsilon, reason, "Try epsilon=3.0"))
-        validate.store(self, delta=validate.delta(self.delta))
-        if not isinstance(self.unit, Record):
-            raise InvalidArgument(
-                "unit",
-                validate.shown(self.unit),
-                "it must say whom the guarantee protects; a guarantee for a row is not one for a person with many rows",
-                "Pass unit=apportion.Record() to protect single records",
-            )
+    epsilon: float = field(metadata=check(positive, "it is the privacy loss to be spent", "Try epsilon=3.0"))
+    delta: float = field(metadata=check(in_open_unit, *DELTA))
+    unit: Record = field(
+        metadata=check(
+            instance_of(Record),
+            "it must say whom the guarantee protects; a guarantee for a row is not one for a person with many rows",
+            "Pass unit=apportion.Record() to protect single records",
+        )
+    )
 
     def warn_if_weak(self, population: float) -> None:
         """Warn when δ > 1/population: publishing one whole record at random would satisfy such a guarantee."""
@@ -65,14 +63,9 @@ class Budget:
 
 def require_budget(argument: str, value: object) -> Budget:
     """Return `value` if it is a budget."""
-    if not isinstance(value, Budget):
-        raise InvalidArgument(
-            argument,
-            validate.shown(value),
-            "it is not a Budget",
-            "Pass apportion.Budget(epsilon=3.0, delta=1e-5, unit=apportion.Record())",
-        )
-    return value
+    fix = "Pass apportion.Budget(epsilon=3.0, delta=1e-5, unit=apportion.Record())"
+    budget: Budget = instance_of(Budget)(argument, value, "it is not a Budget", fix)
+    return budget
 
 
 @dataclass(frozen=True)

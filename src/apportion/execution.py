@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from apportion import validate
 from apportion.errors import InvalidArgument, WrongOrder
+from apportion.validate import Checked, checked, one_of, whole
 
 Mode = Literal["one-pass", "one-pass, channels last", "one-pass, copying inputs", "vmap", "loop"]
 """The engines. one-pass: all records together (`one_pass.py`); for images with channels last in memory, which is often faster; if need
@@ -20,9 +20,30 @@ others are rounded, by amounts that grow with their number: up to 0.00024·C was
 USUAL = 512
 """About so many records are in a micro-batch if nobody says: fewer cost time for each of them, more stay in no cache."""
 
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_MEMORY = ("it is a number of bytes", 'Use a number of bytes, or a text such as "2GB" or "512MiB"')
+
+
+def parse_bytes(argument: str, value: Any, why: str = _MEMORY[0], fix: str = _MEMORY[1]) -> int:
+    """A rule: the number of bytes that `value` stands for: "2GB" is 2·10⁹, "2GiB" is 2·2³⁰, a number is bytes."""
+    if not isinstance(value, str):
+        return whole(argument, value, why, fix)
+    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]+)\s*", value)
+    if found is None or found[2].upper() not in _UNITS:
+        raise InvalidArgument(argument, value, "it is not an amount of memory", fix)
+    amount = int(float(found[1]) * _UNITS[found[2].upper()])
+    if amount < 1:
+        raise InvalidArgument(argument, value, "it is less than one byte", fix)
+    return amount
+
+
+def _read_micro_batch(argument: str, value: Any, why: str, fix: str) -> int | Literal["auto"]:
+    return "auto" if isinstance(value, str) and value == "auto" else whole(argument, value, why, fix)
+
 
 @dataclass(frozen=True)
-class Execution:
+class Execution(Checked):
     """What can change speed and memory but never the guarantee.
 
     Args:
@@ -35,30 +56,27 @@ class Execution:
         memory_limit: bytes, or a text such as "2GB", for the model, its copy and the peak of a step; not for the records and the
             program itself. What fits is found on synthetic records before anything is charged (`memory.py`): the choice depends
             on the model and on the shape of a record, never on a value of one or on how many there are.
+
+    Example:
+        >>> import apportion as ap
+        >>> ap.Execution(memory_limit="2GB").memory_limit
+        2000000000
+        >>> [ap.Execution().physical_batch(expected) for expected in (100, 512, 1024)]
+        [140, 603, 603]
     """
 
-    micro_batch: int | Literal["auto"] = "auto"
-    engine: Literal["auto"] | Mode = "auto"
-    workers: int = 0
-    memory_limit: int | str | None = None
+    micro_batch: int | Literal["auto"] = checked(
+        "auto", _read_micro_batch, "it is a number of records", "Use a smaller one if memory runs out"
+    )
+    engine: Literal["auto"] | Mode = checked("auto", one_of("auto", *get_args(Mode)), "there is no such engine")
+    workers: int = checked(0, whole, "it is a number of processes", "Use 0 to have none", least=0)
+    memory_limit: int | str | None = checked(None, parse_bytes, *_MEMORY)
 
     def __post_init__(self) -> None:
-        if self.memory_limit is not None:
-            if self.micro_batch != "auto":
-                raise InvalidArgument(
-                    "memory_limit",
-                    self.memory_limit,
-                    f"it chooses the micro-batch, and micro_batch={self.micro_batch!r} does so too",
-                    "Leave one of them out",
-                )
-            validate.store(self, memory_limit=bytes_of("memory_limit", self.memory_limit))
-        elif self.micro_batch != "auto":
-            validate.whole(
-                "micro_batch", self.micro_batch, "it is a number of records", "Use a smaller one if memory runs out"
-            )
-        validate.known("engine", self.engine, ("auto", *get_args(Mode)))
-        workers = validate.whole("workers", self.workers, "it is a number of processes", "Use 0 to have none", least=0)
-        validate.store(self, workers=workers)
+        super().__post_init__()
+        if self.memory_limit is not None and self.micro_batch != "auto":
+            reason = f"it chooses the micro-batch, and micro_batch={self.micro_batch!r} does so too"
+            raise InvalidArgument("memory_limit", self.memory_limit, reason, "Leave one of them out")
 
     def physical_batch(self, expected_batch_size: float) -> int:
         """The most records that are held at one time, at most `LARGEST`. It follows from declared numbers, never from what was drawn.
@@ -72,24 +90,6 @@ class Execution:
             part = expected_batch_size / math.ceil(expected_batch_size / USUAL)
             return min(math.ceil(part + 4 * math.sqrt(part)), LARGEST)
         return min(self.micro_batch, LARGEST)
-
-
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-
-
-def bytes_of(argument: str, value: str | int) -> int:
-    """The number of bytes that `value` stands for: "2GB" is 2·10⁹, "2GiB" is 2·2³⁰, a number is bytes."""
-    fix = 'Use a number of bytes, or a text such as "2GB" or "512MiB"'
-    if not isinstance(value, str):
-        return validate.whole(argument, value, "it is a number of bytes", fix)
-    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]+)\s*", value)
-    if found is None or found[2].upper() not in _UNITS:
-        raise InvalidArgument(argument, value, "it is not an amount of memory", fix)
-    amount = int(float(found[1]) * _UNITS[found[2].upper()])
-    if amount < 1:
-        raise InvalidArgument(argument, value, "it is less than one byte", fix)
-    return amount
 
 
 def as_text(amount: float) -> str:

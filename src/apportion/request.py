@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
-from apportion import validate
 from apportion.errors import InvalidArgument
+from apportion.validate import Checked, check, checked, non_negative, positive, probability, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,32 +33,41 @@ _RANGE = (1e-30, 1e30)
 FLOAT32_HEADROOM = 1e-4
 """How far rounding may push a clipped record beyond its threshold, relatively. Tests measure the real excess (about 1e-6)."""
 
+_RATE = check(probability, "it is a probability", "Use batch_size / population")
+_MULTIPLIER = check(
+    positive, "without noise no finite epsilon holds", "Leave the multiplier out to have it solved from the budget"
+)
+
 
 @final
 @dataclass(frozen=True, slots=True)
-class Event:
+class Event(Checked):
     """What the accountant sees of a request: a Poisson-subsampled Gaussian with rate q and noise multiplier z."""
 
-    sample_rate: float
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        rate, noise = "it is a probability", "without noise no finite epsilon holds"
-        fix = "Leave the multiplier out to have it solved from the budget"
-        validate.store(
-            self,
-            sample_rate=validate.probability("sample_rate", self.sample_rate, rate, "Use batch_size / population"),
-            noise_multiplier=validate.positive("noise_multiplier", self.noise_multiplier, noise, fix),
-        )
+    sample_rate: float = field(metadata=_RATE)
+    noise_multiplier: float = field(metadata=_MULTIPLIER)
 
     def covers(self, other: Event) -> bool:
         """Whether `other` is dominated by this event: its rate is no larger and its multiplier no smaller."""
         return other.sample_rate <= self.sample_rate and other.noise_multiplier >= self.noise_multiplier
 
 
+def _copy_tensors(argument: str, tensors: Mapping[str, Tensor], why: str, fix: str) -> dict[str, Tensor]:
+    try:
+        copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    except AttributeError:
+        copies = {}
+    if not copies or not all(type(name) is str for name in copies):
+        raise InvalidArgument(argument, type(tensors).__name__, why, fix)
+    return copies
+
+
+_TENSORS = check(_copy_tensors, "it needs tensors by the name of their parameter", "Pass two dicts")
+
+
 @final
 @dataclass(frozen=True, eq=False)
-class Frame:
+class Frame(Checked):
     """Coordinates in which a gradient is clipped: g becomes (g − m)/b, and the noisy answer w̃ becomes b·w̃ + m again.
 
     Args:
@@ -66,11 +75,9 @@ class Frame:
         scale: b > 0, by parameter.
     """
 
-    centre: Mapping[str, Tensor]
-    scale: Mapping[str, Tensor]
-
-    def __post_init__(self) -> None:
-        validate.store(self, centre=_copied(self.centre), scale=_copied(self.scale))
+    prefix = "frame"
+    centre: Mapping[str, Tensor] = field(metadata=_TENSORS)
+    scale: Mapping[str, Tensor] = field(metadata=_TENSORS)
 
     def restored(self, name: str, value: Tensor) -> Tensor:
         """b·w̃ + m."""
@@ -101,9 +108,27 @@ class Frame:
     __hash__ = None  # type: ignore[assignment]
 
 
+def _read_threshold(argument: str, value: Any, why: str, fix: str) -> float:
+    number = positive(argument, value, why, fix)
+    if not _RANGE[0] <= number <= _RANGE[1]:
+        outside = f"it lies outside of {_RANGE[0]:g} to {_RANGE[1]:g}, where rounding could exceed the headroom"
+        raise InvalidArgument(argument, number, outside, fix)
+    return number
+
+
+def _read_names(argument: str, value: Any, why: str, fix: str) -> tuple[str, ...]:
+    if not (type(value) is tuple and value and all(type(name) is str for name in value)):
+        raise InvalidArgument(argument, shown(value), why, fix)
+    return value
+
+
+_PARAMETERS = check(_read_names, "it is not a tuple of names", "Name parameters of the model, or pass None for all")
+_SHARE = check(probability, "it is a part of the request's budget", "Shares add up to 1")
+
+
 @final
 @dataclass(frozen=True)
-class ClippedSum:
+class ClippedSum(Checked):
     """Release Σ_i g_i·min(1, C/‖g_i‖) over a group of parameters, where g_i is record i's gradient on that group.
 
     Args:
@@ -117,31 +142,22 @@ class ClippedSum:
     Guarantee: adding or removing one record changes the sum by at most `sensitivity` in L2 norm.
     """
 
-    threshold: float
-    parameters: tuple[str, ...] | None = None
-    share: float = 1.0
-    headroom: float = FLOAT32_HEADROOM
-    stabiliser: float | None = None
+    threshold: float = field(metadata=check(_read_threshold, "it bounds what one record can do", "Try threshold=1.0"))
+    parameters: tuple[str, ...] | None = field(default=None, metadata=_PARAMETERS)
+    share: float = field(default=1.0, metadata=_SHARE)
+    headroom: float = checked(FLOAT32_HEADROOM, non_negative, "it is a relative rounding error", "Try 1e-4")
+    stabiliser: float | None = checked(
+        None, positive, "it keeps the quotient finite for a gradient of zero", "Try stabiliser=0.01"
+    )
     frame: Frame | None = None
 
     def __post_init__(self) -> None:
-        validate.store(
-            self,
-            threshold=_bound("threshold", self.threshold, "it bounds what one record can do"),
-            share=_share(self.share),
-            headroom=validate.non_negative("headroom", self.headroom, "it is a relative rounding error", "Try 1e-4"),
-        )
-        if self.stabiliser is not None:
-            reason, fix = "it keeps the quotient finite for a gradient of zero", "Try stabiliser=0.01"
-            validate.store(self, stabiliser=validate.positive("stabiliser", self.stabiliser, reason, fix))
-            if self.stabiliser < 1e-6 * self.threshold:
-                reason = (
-                    f"beside threshold={self.threshold:g} it is too small to keep quotients in the range of float32"
-                )
-                raise InvalidArgument("stabiliser", self.stabiliser, reason, fix)
-        _check_names(self.parameters)
+        super().__post_init__()
+        if self.stabiliser is not None and self.stabiliser < 1e-6 * self.threshold:
+            reason = f"beside threshold={self.threshold:g} it is too small to keep quotients in the range of float32"
+            raise InvalidArgument("stabiliser", self.stabiliser, reason, "Try stabiliser=0.01")
         if self.frame is not None and type(self.frame) is not Frame:
-            raise InvalidArgument("frame", validate.shown(self.frame), "it is not a Frame", "Pass a Frame, or None")
+            raise InvalidArgument("frame", shown(self.frame), "it is not a Frame", "Pass a Frame, or None")
         framed = set() if self.frame is None else {*self.frame.scale, *self.frame.centre}
         if self.frame is not None and not framed == set(self.parameters or ()) == set(self.frame.scale):
             raise InvalidArgument(
@@ -158,7 +174,7 @@ class ClippedSum:
 
 @final
 @dataclass(frozen=True)
-class UnclippedCount:
+class UnclippedCount(Checked):
     """Release Σ_i (b_i − ½) over the gradients of a group: how many are not clipped, less half of all.
 
     b_i is 1 for norms below 0.95·C, 0 for norms above 1.05·C, and falls evenly in between. A step at C would let the last bit of a norm,
@@ -174,18 +190,9 @@ class UnclippedCount:
     Guarantee: adding or removing one record changes the count by at most ½.
     """
 
-    threshold: float
-    parameters: tuple[str, ...] | None = None
-    share: float = 1.0
-
-    def __post_init__(self) -> None:
-        reason = "norms are compared with it"
-        validate.store(
-            self,
-            threshold=_bound("threshold", self.threshold, reason),
-            share=_share(self.share),
-        )
-        _check_names(self.parameters)
+    threshold: float = field(metadata=check(_read_threshold, "norms are compared with it", "Try threshold=1.0"))
+    parameters: tuple[str, ...] | None = field(default=None, metadata=_PARAMETERS)
+    share: float = field(default=1.0, metadata=_SHARE)
 
     @property
     def sensitivity(self) -> float:
@@ -194,7 +201,7 @@ class UnclippedCount:
 
 @final
 @dataclass(frozen=True)
-class NormSum:
+class NormSum(Checked):
     """Release Σ_i min(‖g_i‖, c) over the gradients of a group.
 
     Args:
@@ -204,14 +211,9 @@ class NormSum:
     Guarantee: adding or removing one record changes the sum by at most c.
     """
 
-    bound: float
-    parameters: tuple[str, ...] | None = None
-    share: float = 1.0
-
-    def __post_init__(self) -> None:
-        reason = "it bounds what one record can add"
-        validate.store(self, bound=_bound("bound", self.bound, reason), share=_share(self.share))
-        _check_names(self.parameters)
+    bound: float = field(metadata=check(_read_threshold, "it bounds what one record can add", "Try bound=1.0"))
+    parameters: tuple[str, ...] | None = field(default=None, metadata=_PARAMETERS)
+    share: float = field(default=1.0, metadata=_SHARE)
 
     @property
     def sensitivity(self) -> float:
@@ -227,43 +229,9 @@ KINDS = (ClippedSum, UnclippedCount, NormSum)
 """The releases there are. Compared with `type(...)`: a subclass could claim another sensitivity than the one that is executed."""
 
 
-def _bound(argument: str, value: float, reason: str) -> float:
-    number = validate.positive(argument, value, reason, f"Try {argument}=1.0")
-    if not _RANGE[0] <= number <= _RANGE[1]:
-        why = f"it lies outside of {_RANGE[0]:g} to {_RANGE[1]:g}, where rounding could exceed the headroom"
-        raise InvalidArgument(argument, number, why, f"Try {argument}=1.0")
-    return number
-
-
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    try:
-        copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    except AttributeError:
-        copies = {}
-    if not copies or not all(type(name) is str for name in copies):
-        raise InvalidArgument(
-            "frame", type(tensors).__name__, "it needs tensors by the name of their parameter", "Pass two dicts"
-        )
-    return copies
-
-
-def _share(value: float) -> float:
-    return validate.probability("share", value, "it is a part of the request's budget", "Shares add up to 1")
-
-
-def _check_names(names: object) -> None:
-    if names is not None and not (type(names) is tuple and names and all(type(name) is str for name in names)):
-        raise InvalidArgument(
-            "parameters",
-            validate.shown(names),
-            "it is not a tuple of names",
-            "Name parameters of the model, or pass None for all",
-        )
-
-
 @final
 @dataclass(frozen=True)
-class Request:
+class Request(Checked):
     """Everything that is asked of one Poisson batch.
 
     Args:
@@ -272,31 +240,30 @@ class Request:
         expected_batch_size: q·population, the public constant by which the noisy sum is divided. Never the realised size,
             which is private.
         releases: clipped sums, whose parameter groups are disjoint, and statistics of the same batch. All shares add up to 1.
+
+    Example:
+        >>> from apportion.request import ClippedSum, Request, UnclippedCount
+        >>> releases = (ClippedSum(2.0, share=0.75, headroom=0.0), UnclippedCount(2.0, share=0.25))
+        >>> request = Request(sample_rate=0.01, noise_multiplier=1.0, expected_batch_size=600.0, releases=releases)
+        >>> [round(request.standard_deviation(release), 3) for release in releases]  # more than 2·1 and ½·1: they share one price
+        [2.309, 1.0]
+        >>> request.event()
+        Event(sample_rate=0.01, noise_multiplier=1.0)
     """
 
-    sample_rate: float
-    noise_multiplier: float
-    expected_batch_size: float
+    sample_rate: float = field(metadata=_RATE)
+    noise_multiplier: float = field(metadata=_MULTIPLIER)
+    expected_batch_size: float = field(
+        metadata=check(positive, "the noisy sum is divided by it", "Use sample_rate * population")
+    )
     releases: tuple[Release, ...]
 
     def __post_init__(self) -> None:
-        event = Event(self.sample_rate, self.noise_multiplier)  # validates them
-        size = validate.positive(
-            "expected_batch_size",
-            self.expected_batch_size,
-            "the noisy sum is divided by it",
-            "Use sample_rate * population",
-        )
-        validate.store(
-            self,
-            sample_rate=event.sample_rate,
-            noise_multiplier=event.noise_multiplier,
-            expected_batch_size=size,
-        )
+        super().__post_init__()
         if type(self.releases) is not tuple or not all(type(one) in KINDS for one in self.releases):
             raise InvalidArgument(
                 "releases",
-                validate.shown(self.releases),
+                shown(self.releases),
                 "it is not a tuple of releases; a subclass of one would be priced by its own claim",
                 "Pass (ClippedSum(1.0),)",
             )
@@ -319,7 +286,7 @@ class Request:
         if len(set(self.statistics)) != len(self.statistics):
             raise InvalidArgument(
                 "releases",
-                validate.shown(self.statistics),
+                shown(self.statistics),
                 "a statistic is asked for twice, and there is one answer to it",
                 "Ask once, with the share of both",
             )

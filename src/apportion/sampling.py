@@ -6,18 +6,18 @@ or the configuration itself would tell whether a record is there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.strategies.context import epoch_length
+from apportion.validate import Checked, check, positive, probability, whole
 
 MOST_STEPS = 1_000_000
 """A plan holds every step. Half a million different ones are priced in seconds; far more would look like a hang."""
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Checked):
     """Poisson sampling of a run.
 
     Args:
@@ -26,9 +26,15 @@ class Sampling:
         steps: T.
     """
 
-    population: int
-    sample_rate: float
-    steps: int
+    population: int = field(metadata=check(whole, "it is a number of records", "Pass a published figure"))
+    sample_rate: float = field(
+        metadata=check(probability, "each record is drawn with it", "Use batch_size / population")
+    )
+    steps: int = field(metadata=check(whole, "it is a number of updates", "Try steps=1000"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_few_enough("steps", self.steps, self.steps)
 
     @property
     def expected_batch_size(self) -> float:
@@ -45,7 +51,13 @@ class Sampling:
         sample_rate: float | None = None,
         steps: int | None = None,
     ) -> Sampling:
-        """From `batch_size` or `sample_rate`, and `epochs` or `steps`. One epoch is round(1/q) steps."""
+        """From `batch_size` or `sample_rate`, and `epochs` or `steps`. One epoch is round(1/q) steps.
+
+        Example:
+            >>> from apportion.sampling import Sampling
+            >>> Sampling.declare(population=60_000, batch_size=600, epochs=3)
+            Sampling(population=60000, sample_rate=0.01, steps=300)
+        """
         if population is None:
             raise InvalidArgument(
                 "population",
@@ -53,34 +65,33 @@ class Sampling:
                 "the number of records must be declared: taken from the data it would differ between neighbouring data sets",
                 "Pass population=60_000, a figure that you would publish; it need not be exact",
             )
-        population = validate.whole("population", population, "it is a number of records", "Pass a published figure")
+        population = whole("population", population, "it is a number of records", "Pass a published figure")
         _exactly_one("batch_size", batch_size, "sample_rate", sample_rate)
         _exactly_one("epochs", epochs, "steps", steps)
         if batch_size is not None:
-            batch_size = validate.whole(
-                "batch_size", batch_size, "it is an expected number of records", "Try batch_size=256"
-            )
+            reason = "it is an expected number of records"
+            batch_size = whole("batch_size", batch_size, reason, "Try batch_size=256")
             if batch_size > population:
                 raise InvalidArgument(
                     "batch_size", batch_size, f"it exceeds population={population}", "Use at most the population"
                 )
-            rate = batch_size / population
-        else:
-            rate = validate.probability(
-                "sample_rate", sample_rate, "each record is drawn with it", "Use batch_size / population"
-            )
+            sample_rate = batch_size / population
+        rate = probability("sample_rate", sample_rate, "each record is drawn with it", "Use batch_size / population")
         if epochs is not None:
-            validate.positive("epochs", epochs, "it is a number of passes", "Try epochs=10")
+            positive("epochs", epochs, "it is a number of passes", "Try epochs=10")
             steps = max(1, round(min(epochs * epoch_length(rate), 2 * MOST_STEPS)))
-        steps = validate.whole("steps", steps, "it is a number of updates", "Try steps=1000")
-        if steps > MOST_STEPS:
-            raise InvalidArgument(
-                "steps" if epochs is None else "epochs",
-                steps if epochs is None else epochs,
-                f"it means more than {MOST_STEPS:,} steps, each of which must be declared and priced in advance",
-                "Use fewer steps, or larger batches",
-            )
-        return cls(population, rate, steps)
+            _require_few_enough("epochs", epochs, steps)
+        return cls(population, rate, steps)  # type: ignore[arg-type]
+
+
+def _require_few_enough(argument: str, value: float, steps: int) -> None:
+    if steps > MOST_STEPS:
+        raise InvalidArgument(
+            argument,
+            value,
+            f"it means more than {MOST_STEPS:,} steps, each of which must be declared and priced in advance",
+            "Use fewer steps, or larger batches",
+        )
 
 
 def _exactly_one(first: str, first_value: object, second: str, second_value: object) -> None:

@@ -7,7 +7,7 @@ from torch import nn
 import apportion as ap
 import runs
 from apportion.curator.curator import Curator
-from apportion.execution import LARGEST, as_text, bytes_of
+from apportion.execution import LARGEST, as_text, parse_bytes
 from apportion.models import memory as memory_module
 from apportion.models.memory import LiveTensors, MemoryModel, memory_model, with_known_batch
 
@@ -160,7 +160,7 @@ def test_a_batch_that_is_asked_for_is_a_limit():
 
 
 def test_amounts_as_people_write_them():
-    assert [bytes_of("limit", text) for text in ("2GB", "1.5 kB", "1GiB", 7)] == [2 * 10**9, 1500, 2**30, 7]
+    assert [parse_bytes("limit", text) for text in ("2GB", "1.5 kB", "1GiB", 7)] == [2 * 10**9, 1500, 2**30, 7]
     assert [as_text(amount) for amount in (7, 1500, 999_900, 2.5e9)] == ["7 B", "1.5 kB", "1 MB", "2.5 GB"]
 
 

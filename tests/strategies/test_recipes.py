@@ -10,7 +10,7 @@ import apportion as ap
 import runs
 from apportion import InvalidArgument, clip, noise, recipes
 from apportion.strategies.citations import BIBTEX, citation_keys
-from apportion.strategies.recipes.explanation import parameters, parts, schedule
+from apportion.strategies.recipes.explanation import describe_roles, example_schedule, list_parameters
 
 LISTED = [
     *("non-private", "default", "abadi", "papernot", "lin-decay", "lin-transfer", "yu-clip", "andrew", "adaclip"),
@@ -42,7 +42,7 @@ def test_named_recipes_are_their_parts():
 @pytest.mark.parametrize("name", PRIVATE)
 def test_what_a_recipe_says_it_adapts_is_what_moves(name):
     """A recipe that adapts the budget has different multipliers, one that does not has a single one; likewise the clip."""
-    recipe, course = recipes.named(name), schedule(recipes.named(name))
+    recipe, course = recipes.named(name), example_schedule(recipes.named(name))
     assert (len(set(course["noise"])) > 1) == ("budget" in recipe.adapts)
     assert (recipe.price == "scheduled") == ("budget" in recipe.adapts)
     if course["clip"] is None:
@@ -128,12 +128,12 @@ def test_transfer_waits_for_its_thresholds(tmp_path):
 def test_the_explanation_is_complete(name):
     """Every role has a formula and a source, and every hyper-parameter a meaning, all from the strategies' own words."""
     recipe = recipes.named(name)
-    for part in parts(recipe):
+    for part in describe_roles(recipe):
         assert re.search(r"[=←]|/\(", part.formula), part
         assert part.source, part
-    for one in parameters(recipe):
+    for one in list_parameters(recipe):
         assert one.meaning, f"{name}: {one.role}.{one.name} is not explained"
-    assert {"clip", "noise", "update"} <= {part.role for part in parts(recipe)}
+    assert {"clip", "noise", "update"} <= {part.role for part in describe_roles(recipe)}
 
 
 def test_citations_name_what_is_used():

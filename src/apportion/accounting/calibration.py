@@ -32,6 +32,13 @@ def calibrate(
     """The factor c for which the steps (q, c·r_t) cost at most `epsilon` and at least 0.998·`epsilon`.
 
     Raises `InvalidArgument` naming the closest reachable ε if no multiplier between 0.02 and a million will do.
+
+    Example:
+        >>> from apportion.accounting.accountant import PrivacyLossAccountant
+        >>> from apportion.accounting.calibration import calibrate
+        >>> shape = [1.0] * 1000
+        >>> round(calibrate(PrivacyLossAccountant(), shape, sample_rate=0.01, epsilon=2.0, delta=1e-5), 2)
+        0.96
     """
     sample_rate = validate.probability("sample_rate", sample_rate, "each record is drawn with it", "Use 0.01")
     epsilon = validate.positive("epsilon", epsilon, "it is the privacy loss to be spent", "Try epsilon=3.0")

@@ -58,7 +58,7 @@ def facts(recipe: Recipe) -> dict[str, Any]:
     """What is known about a recipe, as data."""
     from apportion.strategies.citations import citation_keys
     from apportion.strategies.recipes import PRICES
-    from apportion.strategies.recipes.explanation import parameters, parts
+    from apportion.strategies.recipes.explanation import describe_roles, list_parameters
 
     return {
         "recipe": recipe.name,
@@ -67,21 +67,21 @@ def facts(recipe: Recipe) -> dict[str, Any]:
         "needs": recipe.needs,
         "price": PRICES[recipe.price],
         "citations": list(citation_keys(recipe)),
-        "parts": [asdict(part) for part in parts(recipe)],
-        "parameters": [asdict(parameter) for parameter in parameters(recipe)],
+        "parts": [asdict(part) for part in describe_roles(recipe)],
+        "parameters": [asdict(parameter) for parameter in list_parameters(recipe)],
     }
 
 
 def _course(recipe: Recipe, points: int | None = None) -> dict[str, Any]:
     """The schedule of a recipe, at so many evenly spaced steps; at all of them by default. `at` says which, from 1."""
-    from apportion.strategies.recipes.explanation import EXAMPLE_RATE, EXAMPLE_STEPS, schedule
+    from apportion.strategies.recipes.explanation import EXAMPLE_RATE, EXAMPLE_STEPS, example_schedule
 
     chosen: Sequence[int] = range(EXAMPLE_STEPS)
     if points is not None:
         chosen = [index * (EXAMPLE_STEPS - 1) // (points - 1) for index in range(points)]
     series = {
         name: None if values is None else [values[index] for index in chosen]
-        for name, values in schedule(recipe).items()
+        for name, values in example_schedule(recipe).items()
     }
     at = [index + 1 for index in chosen]
     return {"schedule": {"steps": EXAMPLE_STEPS, "sample_rate": EXAMPLE_RATE, "at": at, **series}}

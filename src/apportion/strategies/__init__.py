@@ -8,3 +8,7 @@ A strategy is a frozen dataclass, its public hyper-parameters, with explicit sta
 
 No strategy has a path to a raw record, gradient, norm, loss or batch size.
 """
+
+from apportion.strategies.context import Context
+
+__all__ = ["Context"]

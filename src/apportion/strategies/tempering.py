@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from apportion import validate
+from apportion.validate import Checked, checked, non_negative, positive
 
 __all__ = ["Temper"]
 
 
 @dataclass(frozen=True)
-class Temper:
+class Temper(Checked):
     """φ(x) = s·sigmoid(T·x) − o in the place of every ReLU (and tanh, which is φ for 2, 2, 1). See `apportion.temper`.
 
     Args:
@@ -20,20 +20,15 @@ class Temper:
 
     Source: Papernot et al., Tempered Sigmoid Activations for Deep Learning with Differential Privacy, AAAI 2021.
     Guarantee: none of its own. Bounded activations keep the gradients of single records short, so that less is lost to clipping.
+
+    Example:
+        >>> from math import exp
+        >>> from apportion.strategies.tempering import Temper
+        >>> bounded = Temper()
+        >>> [round(bounded.scale / (1 + exp(-bounded.temperature * x)) - bounded.offset, 3) for x in (-9, 0.5, 9)]
+        [-1.0, 0.462, 1.0]
     """
 
-    scale: float = 2.0
-    temperature: float = 2.0
-    offset: float = 1.0
-
-    def __post_init__(self) -> None:
-        validate.store(
-            self,
-            scale=validate.positive("scale", self.scale, "it is the height of the sigmoid", "Try scale=2.0"),
-            temperature=validate.positive(
-                "temperature", self.temperature, "it is the steepness of the sigmoid", "Try temperature=2.0"
-            ),
-            offset=validate.non_negative(
-                "offset", self.offset, "outputs lie between -offset and scale - offset", "Try offset=1.0"
-            ),
-        )
+    scale: float = checked(2.0, positive, "it is the height of the sigmoid")
+    temperature: float = checked(2.0, positive, "it is the steepness of the sigmoid")
+    offset: float = checked(1.0, non_negative, "outputs lie between -offset and scale - offset")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from apportion import validate
 from apportion.errors import InvalidArgument
+from apportion.validate import Checked, checked, instance_of, one_of, shown, whole
 
 LEDGER = Path("secret") / "ledger.sqlite"
 CHECKPOINT = Path("secret") / "checkpoint"
@@ -19,8 +19,14 @@ CHECKPOINTS = 100
 """A checkpoint after each hundredth of a run, unless somebody says otherwise."""
 
 
+def _as_path(argument: str, value: Any, why: str, fix: str) -> Path:
+    if not isinstance(value, (str, Path)):
+        raise InvalidArgument(argument, shown(value), f"it is not a path, and {why}", f'Try {argument}="runs/one"')
+    return Path(value)
+
+
 @dataclass(frozen=True)
-class Storage:
+class Storage(Checked):
     """Where a run is kept: the folder, the ledger, and how it recovers from a crash. Without a folder it lives in memory only.
 
     Args:
@@ -41,22 +47,16 @@ class Storage:
         15
     """
 
-    folder: Path | str | None = None
-    ledger: Path | str | None = None
-    recovery: Literal["fresh", "exact"] = "fresh"
-    every: int | None = None
-    resume: bool = False
+    folder: Path | str | None = checked(None, _as_path, "it is where the run is kept")
+    ledger: Path | str | None = checked(None, _as_path, "it is the ledger of the data set")
+    recovery: Literal["fresh", "exact"] = checked(
+        "fresh", one_of("fresh", "exact"), "lost steps are drawn anew, or repeated bit for bit"
+    )
+    every: int | None = checked(None, whole, "it is a number of steps", "Use 1 for a checkpoint a step")
+    resume: bool = checked(False, instance_of(bool), "it is a choice", "Use True or False")
 
     def __post_init__(self) -> None:
-        for name in ("folder", "ledger"):
-            value = getattr(self, name)
-            if value is not None:
-                if not isinstance(value, (str, Path)):
-                    raise InvalidArgument(name, validate.shown(value), "it is not a path", f'Try {name}="runs/one"')
-                validate.store(self, **{name: Path(value)})
-        validate.known("recovery", self.recovery, ("fresh", "exact"))
-        if self.every is not None:
-            validate.whole("every", self.every, "it is a number of steps", "Use 1 for a checkpoint a step")
+        super().__post_init__()
         if self.resume and self.folder is None:
             raise InvalidArgument("resume", True, "there is no folder to go on from", "Pass folder=, that of the run")
         if self.recovery == "exact" and self.folder is None:

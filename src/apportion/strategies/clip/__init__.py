@@ -12,10 +12,9 @@ from apportion.strategies.clip.adaclip import AdaClip
 from apportion.strategies.clip.automatic import Automatic
 from apportion.strategies.clip.decay import Decay
 from apportion.strategies.clip.fixed import Fixed
-from apportion.strategies.clip.fixed_deviation import FixedDeviation
-from apportion.strategies.clip.linear_decay import LinearDecay
 from apportion.strategies.clip.norm_based import NormBased
 from apportion.strategies.clip.quantile import Quantile
+from apportion.strategies.clip.ramp import FixedDeviation, LinearDecay
 from apportion.strategies.clip.sensitivity_decay import SensitivityDecay
 from apportion.strategies.clip.sequence import Sequence
 from apportion.strategies.roles import Clip

@@ -6,17 +6,18 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.request import ClippedSum, Frame, Released
 from apportion.strategies.clip.groups import Grouped
 from apportion.strategies.context import Context
+from apportion.validate import below_one, checked, positive
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 State = dict[str, dict[str, "Tensor"]]
 """The estimates "mean" and "variance" by parameter."""
+_DECAY = "it is how much of the old estimate stays, and from 1 on the estimate would never move"
 
 
 @dataclass(frozen=True)
@@ -43,23 +44,23 @@ class AdaClip(Grouped):
     Source: Pichapati et al., AdaCliP: Adaptive Clipping for Private SGD. B in v is ours, for batches of more than one record. Adding
     noise to each record instead of once, as later comparisons do, leaves √B times as much.
     Guarantee: one record moves the sum of the w_i by at most 1, whatever m and b are.
+
+    Example:
+        >>> from apportion.strategies import Context, clip
+        >>> adaptive = clip.AdaClip(floor=1e-6, cap=1e-2)
+        >>> first = Context(step=1, steps=100, sample_rate=0.1, parameter_shapes={"weight": (4,)})
+        >>> [release] = adaptive.propose(adaptive.init(first), first)  # s² = 1e-4, so that b = √0.01·√(4·0.01)
+        >>> release.threshold, release.frame.scale["weight"].numpy().round(6)
+        (1.0, array([0.02, 0.02, 0.02, 0.02]))
     """
 
-    floor: float = 1e-5
-    cap: float = 1e-4
-    mean_decay: float = 0.9
-    deviation_decay: float = 0.99
+    floor: float = checked(1e-5, positive, "a scale of 0 cannot be divided by")
+    cap: float = checked(1e-4, positive, "it bounds the noise of a coordinate")
+    mean_decay: float = checked(0.9, below_one, _DECAY)
+    deviation_decay: float = checked(0.99, below_one, _DECAY)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        low, high = "a scale of 0 cannot be divided by", "it bounds the noise of a coordinate"
-        validate.store(
-            self,
-            floor=validate.positive("clip.floor", self.floor, low, "Try floor=1e-5"),
-            cap=validate.positive("clip.cap", self.cap, high, "Try cap=1e-4"),
-            mean_decay=_decay("clip.mean_decay", self.mean_decay, "Try 0.9"),
-            deviation_decay=_decay("clip.deviation_decay", self.deviation_decay, "Try 0.99"),
-        )
         if self.floor > self.cap:
             raise InvalidArgument(
                 "clip.floor",
@@ -82,7 +83,7 @@ class AdaClip(Grouped):
     def propose(self, state: State, context: Context) -> tuple[ClippedSum, ...]:
         groups = [group.names or tuple(context.parameter_shapes) for group in self.split(context)]
         return tuple(
-            replace(release, parameters=names, frame=_frame(state, names))
+            replace(release, parameters=names, frame=_make_frame(state, names))
             for release, names in zip(self.clipped_sums(context, [1.0] * len(groups)), groups, strict=True)
         )
 
@@ -100,7 +101,7 @@ class AdaClip(Grouped):
         return {"mean": mean, "variance": variance}
 
 
-def _frame(state: State, names: tuple[str, ...]) -> Frame:
+def _make_frame(state: State, names: tuple[str, ...]) -> Frame:
     deviations = {name: state["variance"][name].sqrt() for name in names}
     root = math.sqrt(math.fsum(float(deviation.sum()) for deviation in deviations.values()))
     return Frame(
@@ -110,10 +111,3 @@ def _frame(state: State, names: tuple[str, ...]) -> Frame:
 
 def _average(old: Tensor, new: Tensor, decay: float) -> Tensor:
     return decay * old + (1 - decay) * new
-
-
-def _decay(argument: str, value: float, fix: str) -> float:
-    decay = validate.non_negative(argument, value, "it is how much of the old estimate stays", fix)
-    if decay >= 1:
-        raise InvalidArgument(argument, value, "from 1 on the estimate would never move", fix)
-    return decay

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.strategies.clip.groups import Grouped
 from apportion.strategies.context import Context
+from apportion.validate import check, checked, positive
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,12 @@ class Adaptive(Grouped):
         minimum, maximum: of the threshold of each group. Noise could drive it anywhere without them.
     """
 
-    start: float = 0.1
-    minimum: float = field(default=1e-3, kw_only=True)
-    maximum: float = field(default=1e3, kw_only=True)
+    start: float = checked(0.1, positive, "it bounds what one record can do")
+    minimum: float = field(default=1e-3, kw_only=True, metadata=check(positive, "0 would release noise only"))
+    maximum: float = field(default=1e3, kw_only=True, metadata=check(positive, "it bounds the noise as well"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validate.store(
-            self,
-            start=validate.positive("clip.start", self.start, "it bounds what one record can do", "Try start=0.1"),
-            minimum=validate.positive("clip.minimum", self.minimum, "0 would release noise only", "Try minimum=1e-3"),
-            maximum=validate.positive("clip.maximum", self.maximum, "it bounds the noise as well", "Try maximum=1e3"),
-        )
         if not self.minimum <= self.start <= self.maximum:
             raise InvalidArgument(
                 "clip.start",
@@ -46,7 +40,7 @@ class Adaptive(Grouped):
     def first_thresholds(self, context: Context) -> tuple[float, ...]:
         """C₀/√K for each of the K groups."""
         groups = len(self.split(context))
-        return (self.bounded(self.start / math.sqrt(groups)),) * groups
+        return (self.clamp(self.start / math.sqrt(groups)),) * groups
 
-    def bounded(self, threshold: float) -> float:
+    def clamp(self, threshold: float) -> float:
         return min(max(threshold, self.minimum), self.maximum)

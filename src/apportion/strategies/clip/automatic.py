@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from apportion import validate
 from apportion.request import ClippedSum
 from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
+from apportion.validate import checked, positive
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,16 @@ class Automatic(ClipSchedule):
 
     Source: Bu et al., Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger (AUTO-S).
     Guarantee: the contribution of a record is shorter than C, so one record moves the sum by less than C.
+
+    Example:
+        >>> from apportion.strategies import Context, clip
+        >>> [release] = clip.Automatic(threshold=1.0).propose(None, Context(step=1, steps=100, sample_rate=0.1))
+        >>> [round(norm * release.threshold / (norm + release.stabiliser), 3) for norm in (0.01, 1.0, 100.0)]
+        [0.5, 0.99, 1.0]
     """
 
-    threshold: float = 1.0
-    stabiliser: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        bound, quotient = "it bounds what one record can do", "it keeps the quotient finite for a gradient of zero"
-        validate.store(
-            self,
-            threshold=validate.positive("clip.threshold", self.threshold, bound, "Try threshold=1.0"),
-            stabiliser=validate.positive("clip.stabiliser", self.stabiliser, quotient, "Try stabiliser=0.01"),
-        )
+    threshold: float = checked(1.0, positive, "it bounds what one record can do")
+    stabiliser: float = checked(0.01, positive, "it keeps the quotient finite for a gradient of zero")
 
     def threshold_at(self, context: Context) -> float:
         return self.threshold

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from apportion.errors import InvalidArgument
 from apportion.request import ClippedSum, Released
 from apportion.strategies.clip.groups import Grouped
 from apportion.strategies.context import Context
@@ -31,3 +32,9 @@ class ClipSchedule(Grouped, ABC):
 
     def observe(self, state: None, released: Released) -> None:
         return None
+
+
+def require_floor(minimum: float, start: float) -> None:
+    """Refuse a floor that lies above the threshold from which a schedule falls."""
+    if minimum > start:
+        raise InvalidArgument("clip.minimum", minimum, f"it lies above clip.start={start:g}", "Use a smaller minimum")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from apportion import validate
-from apportion.errors import InvalidArgument
-from apportion.strategies.clip.clip_schedule import ClipSchedule
+from apportion.strategies.clip.clip_schedule import ClipSchedule, require_floor
 from apportion.strategies.context import Context
+from apportion.validate import checked, positive, probability
 
 
 @dataclass(frozen=True)
@@ -24,26 +23,21 @@ class Decay(ClipSchedule):
 
     Source: Lin et al., Decay clipping; a = 0.5 was best on their four data sets.
     Guarantee: one record moves the sum by at most C_t; the price is that of a fixed threshold.
+
+    Example:
+        >>> from apportion.strategies import Context, clip
+        >>> falling = clip.Decay(start=1.0, power=0.5)
+        >>> [falling.threshold_at(Context(step, steps=90, sample_rate=0.1)) for step in (1, 10, 31, 90)]  # epochs 1, 1, 4, 9
+        [1.0, 1.0, 0.5, 0.3333333333333333]
     """
 
-    start: float = 1.0
-    power: float = 0.5
-    minimum: float = 1e-3
+    start: float = checked(1.0, positive, "it bounds what one record can do")
+    power: float = checked(0.5, probability, "0 does not decay, more than 1 collapses")
+    minimum: float = checked(1e-3, positive, "0 would release noise only")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validate.store(
-            self,
-            start=validate.positive("clip.start", self.start, "it bounds what one record can do", "Try start=1.0"),
-            power=validate.probability(
-                "clip.power", self.power, "0 does not decay, more than 1 collapses", "Try power=0.5"
-            ),
-            minimum=validate.positive("clip.minimum", self.minimum, "0 would release noise only", "Try minimum=1e-3"),
-        )
-        if self.minimum > self.start:
-            raise InvalidArgument(
-                "clip.minimum", self.minimum, f"it lies above clip.start={self.start:g}", "Use a smaller minimum"
-            )
+        require_floor(self.minimum, self.start)
 
     def threshold_at(self, context: Context) -> float:
         return max(self.start / float(context.epoch**self.power), self.minimum)

@@ -19,12 +19,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
-from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.request import ClippedSum
 from apportion.strategies.context import Context
+from apportion.validate import Checked, check, known, one_of, shown
 
 Allocation = Literal["equal", "global", "dimension"]
 Groups = Literal["flat", "layer"] | tuple[tuple[str, ...], ...]
@@ -39,8 +39,20 @@ class Group:
     size: int
 
 
+def _read_groups(argument: str, value: Any, why: str, fix: str) -> Groups:
+    """A rule: a name, or patterns for each group, which may be a single one."""
+    if isinstance(value, str):
+        known(argument, value, ("flat", "layer"), "it is neither a name nor a list of groups")
+        return cast(Groups, value)
+    listed = tuple((one,) if isinstance(one, str) else one for one in value) if isinstance(value, Sequence) else ()
+    patterns = tuple(tuple(one) if isinstance(one, Sequence) else () for one in listed)
+    if not patterns or not all(one and all(isinstance(name, str) for name in one) for one in patterns):
+        raise InvalidArgument(argument, shown(value), why, fix)
+    return patterns
+
+
 @dataclass(frozen=True)
-class Grouped:
+class Grouped(Checked):
     """What all clip strategies have in common: the groups of parameters, and how the noise is allocated to them.
 
     Args:
@@ -49,15 +61,19 @@ class Grouped:
             "dimension" (large groups get less).
     """
 
-    groups: Groups = field(default="flat", kw_only=True)
-    allocation: Allocation = field(default="equal", kw_only=True)
-
-    def __post_init__(self) -> None:
-        validate.known("clip.allocation", self.allocation, get_args(Allocation))
-        if isinstance(self.groups, str):
-            validate.known("clip.groups", self.groups, ("flat", "layer"), "it is neither a name nor a list of groups")
-        else:
-            validate.store(self, groups=_patterns(self.groups))
+    prefix = "clip"
+    groups: Groups = field(
+        default="flat",
+        kw_only=True,
+        metadata=check(
+            _read_groups,
+            'it is neither "flat" nor "layer" nor a list of groups of names',
+            'Try groups="layer", or groups=[["conv*"], ["fc*"]]',
+        ),
+    )
+    allocation: Allocation = field(
+        default="equal", kw_only=True, metadata=check(one_of(*get_args(Allocation)), "there is no such allocation")
+    )
 
     def split(self, context: Context) -> tuple[Group, ...]:
         """The groups of the model that is trained."""
@@ -95,19 +111,6 @@ class Grouped:
             ClippedSum(threshold, group.names, share * weight / total, **options)
             for group, threshold, weight in zip(groups, thresholds, weights, strict=True)
         )
-
-
-def _patterns(groups: Any) -> tuple[tuple[str, ...], ...]:
-    listed = tuple((one,) if isinstance(one, str) else one for one in groups) if isinstance(groups, Sequence) else ()
-    patterns = tuple(tuple(one) if isinstance(one, Sequence) else () for one in listed)
-    if not patterns or not all(one and all(isinstance(name, str) for name in one) for one in patterns):
-        raise InvalidArgument(
-            "clip.groups",
-            validate.shown(groups),
-            'it is neither "flat" nor "layer" nor a list of groups of names',
-            'Try groups="layer", or groups=[["conv*"], ["fc*"]]',
-        )
-    return patterns
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.request import NormSum, Release, Released
 from apportion.strategies.clip.adaptive import Adaptive
 from apportion.strategies.context import Context
+from apportion.validate import checked, in_open_unit, positive
 
 
 @dataclass(frozen=True)
@@ -28,21 +28,25 @@ class NormBased(Adaptive):
     Source: van der Veen et al., Three Tools for Practical Differential Privacy. Neither C₀ nor the division of the budget is printed
     there; those here are ours.
     Guarantee: one record moves a sum of norms by at most c_t, and gradient and norms together have the multiplier z.
+
+    Example:
+        >>> from apportion.request import Released, Request
+        >>> from apportion.strategies import Context, clip
+        >>> adaptive, first = clip.NormBased(start=1.0, proportion=0.5), Context(step=1, steps=100, sample_rate=0.1)
+        >>> state = adaptive.init(first)
+        >>> releases = adaptive.propose(state, first)
+        >>> [(type(release).__name__, release.share) for release in releases]
+        [('ClippedSum', 0.95), ('NormSum', 0.05)]
+        >>> adaptive.observe(state, Released(Request(0.1, 1.0, 100.0, releases), {}, statistics=(0.6,)))["thresholds"]
+        (0.3,)
     """
 
-    proportion: float = 0.5
-    headroom: float = 4.0
-    share: float = 0.05
+    proportion: float = checked(0.5, positive, "it scales the mean norm")
+    headroom: float = checked(4.0, positive, "norms are cut there")
+    share: float = checked(0.05, in_open_unit, "gradient and norms divide one budget")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        part, cut, divided = "it scales the mean norm", "norms are cut there", "gradient and norms divide one budget"
-        validate.store(
-            self,
-            proportion=validate.positive("clip.proportion", self.proportion, part, "Try proportion=0.5"),
-            headroom=validate.positive("clip.headroom", self.headroom, cut, "Try headroom=4.0"),
-            share=validate.in_open_unit("clip.share", self.share, divided, "Try share=0.05"),
-        )
         if self.proportion * self.headroom <= 1:
             raise InvalidArgument(
                 "clip.headroom",
@@ -66,6 +70,6 @@ class NormBased(Adaptive):
     def observe(self, state: dict[str, Any], released: Released) -> dict[str, Any]:
         means = released.statistics  # below 0 if the noise says so, which the bounds put right
         return {
-            "thresholds": tuple(self.bounded(self.proportion * mean) for mean in means),
+            "thresholds": tuple(self.clamp(self.proportion * mean) for mean in means),
             "previous": state["thresholds"],
         }

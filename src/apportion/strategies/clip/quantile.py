@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.request import Release, Released, UnclippedCount
 from apportion.strategies.clip.adaptive import Adaptive
 from apportion.strategies.context import Context
+from apportion.validate import checked, in_closed_unit, in_open_unit, one_of, positive
 
 Update = Literal["geometric", "arithmetic"]
 Thresholds = tuple[float, ...]
@@ -36,31 +36,32 @@ class Quantile(Adaptive):
     Source: Andrew et al., Differentially Private Learning with Adaptive Clipping; with groups and `share`, He et al., Exploring the
     Limits of Differentially Private Deep Learning with Group-wise Clipping (there, the exponent of 2σ_b has lost its sign in print).
     Guarantee: gradient and counts together have the multiplier z. B is the declared batch size; the realised one is private.
+
+    Example:
+        >>> from apportion.request import Released, Request
+        >>> from apportion.strategies import Context, clip
+        >>> adaptive = clip.Quantile(start=1.0, quantile=0.5, share=0.01)
+        >>> releases = adaptive.propose((1.0,), Context(step=1, steps=100, sample_rate=0.1))
+        >>> [(type(release).__name__, release.share) for release in releases]
+        [('ClippedSum', 0.99), ('UnclippedCount', 0.01)]
+        >>> released = Released(Request(0.1, 1.0, 100.0, releases), {}, statistics=(0.3,))  # b̃ = 0.8: too few are clipped
+        >>> [round(threshold, 3) for threshold in adaptive.observe((1.0,), released)]  # exp(−0.2·(0.8 − 0.5))
+        [0.942]
     """
 
-    quantile: float = 0.5
-    rate: float = 0.2
-    count_noise: float | None = None
-    share: float | None = None
-    update: Update = "geometric"
+    quantile: float = checked(0.5, in_closed_unit, "it is a fraction of all records")
+    rate: float = checked(0.2, positive, "at 0 the counts would be paid for and not used")
+    count_noise: float | None = checked(
+        None, positive, "a count without noise would be a raw read", "Leave it out for batch_size/20"
+    )
+    share: float | None = checked(None, in_open_unit, "gradient and counts divide one budget", "Try share=0.01")
+    update: Update = checked("geometric", one_of(*get_args(Update)), "the threshold is moved in one of two ways")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fraction = validate.non_negative("clip.quantile", self.quantile, "it is a fraction", "Try quantile=0.5")
-        if fraction > 1:
-            raise InvalidArgument("clip.quantile", self.quantile, "it is a fraction of all records", "Use at most 1")
-        still = "at 0 the counts would be paid for and not used"
-        validate.store(self, quantile=fraction, rate=validate.positive("clip.rate", self.rate, still, "Try rate=0.2"))
-        validate.known("clip.update", self.update, get_args(Update))
         if self.count_noise is not None and self.share is not None:
             reason = f"share={self.share!r} was given as well, and each determines the other"
             raise InvalidArgument("clip.count_noise", self.count_noise, reason, "Pass one of them")
-        if self.count_noise is not None:
-            why, fix = "a count without noise would be a raw read", "Leave it out for batch_size/20"
-            validate.store(self, count_noise=validate.positive("clip.count_noise", self.count_noise, why, fix))
-        if self.share is not None:
-            why = "gradient and counts divide one budget"
-            validate.store(self, share=validate.in_open_unit("clip.share", self.share, why, "Try share=0.01"))
 
     def init(self, context: Context) -> Thresholds:
         return self.first_thresholds(context)
@@ -73,11 +74,11 @@ class Quantile(Adaptive):
     def observe(self, state: Thresholds, released: Released) -> Thresholds:
         fractions = [min(max(0.5 + statistic, 0.0), 1.0) for statistic in released.statistics]
         return tuple(
-            self.bounded(self._moved(threshold, self.rate * (fraction - self.quantile)))
+            self.clamp(self._move(threshold, self.rate * (fraction - self.quantile)))
             for threshold, fraction in zip(state, fractions, strict=True)
         )
 
-    def _moved(self, threshold: float, excess: float) -> float:
+    def _move(self, threshold: float, excess: float) -> float:
         if self.update == "arithmetic":
             return threshold - excess
         return threshold * math.exp(min(-excess, _LARGEST_EXPONENT))

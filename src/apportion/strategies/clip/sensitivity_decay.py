@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from apportion import validate
-from apportion.errors import InvalidArgument
-from apportion.strategies.clip.clip_schedule import ClipSchedule
+from apportion.strategies.clip.clip_schedule import ClipSchedule, require_floor
 from apportion.strategies.context import Context
+from apportion.validate import at_least, checked, positive
 
 
 @dataclass(frozen=True)
@@ -21,26 +20,21 @@ class SensitivityDecay(ClipSchedule):
 
     Source: Du et al., Dynamic Differential-Privacy Preserving SGD, sensitivity decay.
     Guarantee: one record moves the sum by at most C_t; the price is that of a fixed threshold.
+
+    Example:
+        >>> from apportion.strategies import Context, clip
+        >>> falling = clip.SensitivityDecay(start=2.0, ratio=4.0)
+        >>> [falling.threshold_at(Context(step, steps=100, sample_rate=0.1)) for step in (50, 100)]
+        [1.0, 0.5]
     """
 
-    start: float = 1.5
-    ratio: float = 2.0
-    minimum: float = 1e-3
+    start: float = checked(1.5, positive, "it bounds what one record can do")
+    ratio: float = checked(2.0, at_least(1), "it is how much the threshold falls, and below 1 the threshold would grow")
+    minimum: float = checked(1e-3, positive, "0 would release noise only")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validate.store(
-            self,
-            start=validate.positive("clip.start", self.start, "it bounds what one record can do", "Try start=1.5"),
-            ratio=validate.positive("clip.ratio", self.ratio, "it is how much the threshold falls", "Try ratio=2.0"),
-            minimum=validate.positive("clip.minimum", self.minimum, "0 would release noise only", "Try minimum=1e-3"),
-        )
-        if self.ratio < 1:
-            raise InvalidArgument("clip.ratio", self.ratio, "below 1 the threshold would grow", "Use at least 1")
-        if self.minimum > self.start:
-            raise InvalidArgument(
-                "clip.minimum", self.minimum, f"it lies above clip.start={self.start:g}", "Use a smaller minimum"
-            )
+        require_floor(self.minimum, self.start)
 
     def threshold_at(self, context: Context) -> float:
         return max(self.start * float(self.ratio ** (-context.step / context.steps)), self.minimum)

@@ -31,6 +31,12 @@ class Sequence(ClipSchedule):
     Source: Lin et al., Transfer clipping.
     Guarantee: one record moves the sum by at most C_t; the price is that of a fixed threshold. Thresholds that were searched for on
     the private records are not covered: every trial would have to be paid for.
+
+    Example:
+        >>> from apportion.strategies import Context, clip
+        >>> found = clip.Sequence(thresholds=(1.0, 0.7))
+        >>> [found.threshold_at(Context(step, steps=30, sample_rate=0.1)) for step in (1, 10, 11, 30)]
+        [1.0, 1.0, 0.7, 0.7]
     """
 
     thresholds: tuple[float, ...] = ()
@@ -49,7 +55,7 @@ class Sequence(ClipSchedule):
             )
         where = "clip.thresholds"
         if self.file is not None:
-            where, given = f"clip.file={str(self.file)!r}, thresholds", _read(self.file)
+            where, given = f"clip.file={str(self.file)!r}, thresholds", _read_entries(self.file)
         reason, fix = "it bounds what one record can do", "Correct it, or leave it out"
         numbers = (validate.positive(f"{where}[{i}]", number, reason, fix) for i, number in enumerate(given))
         validate.store(self, thresholds=tuple(numbers), file=None)
@@ -61,7 +67,7 @@ class Sequence(ClipSchedule):
         return self.thresholds[min(context.epoch, len(self.thresholds)) - 1]
 
 
-def _read(file: Any) -> list[Any]:
+def _read_entries(file: Any) -> list[Any]:
     """The entries of a file of thresholds, which are not checked yet."""
     if not isinstance(file, (str, Path)):
         raise InvalidArgument("clip.file", validate.shown(file), "it is not a path", 'Try file="thresholds.json"')

@@ -8,15 +8,17 @@ All hyper-parameters of a shape are relative to the scale, so they mean the same
 from __future__ import annotations
 
 from apportion.strategies.noise.constant import Constant
-from apportion.strategies.noise.exponential import ExponentialDecay
-from apportion.strategies.noise.geometric import GeometricDecay
+from apportion.strategies.noise.decays import (
+    ExponentialDecay,
+    GeometricDecay,
+    LinearDecay,
+    PolynomialDecay,
+    StepDecay,
+    TimeDecay,
+)
 from apportion.strategies.noise.growing import GrowingMu
 from apportion.strategies.noise.influence import InfluenceWeighted
-from apportion.strategies.noise.linear_noise import LinearDecay
-from apportion.strategies.noise.polynomial import PolynomialDecay
 from apportion.strategies.noise.privacy_utility import PrivacyUtility
-from apportion.strategies.noise.step import StepDecay
-from apportion.strategies.noise.time import TimeDecay
 from apportion.strategies.roles import NoiseSchedule
 
 __all__ = [

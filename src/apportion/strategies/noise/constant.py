@@ -16,6 +16,11 @@ class Constant(Schedule):
         multiplier: z, noise standard deviation ÷ sensitivity. `None`: the smallest z that the budget allows.
 
     Source: Abadi et al., Deep Learning with Differential Privacy, CCS 2016.
+
+    Example:
+        >>> from apportion.strategies import Context, noise
+        >>> [noise.Constant().relative(Context(step, steps=40, sample_rate=0.1)) for step in (1, 40)]
+        [1.0, 1.0]
     """
 
     multiplier: float | None = None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from apportion import validate
-from apportion.errors import InvalidArgument
 from apportion.strategies.context import Context
 from apportion.strategies.noise.noise_schedule import Schedule, require_range
+from apportion.validate import at_least, checked
 
 
 @dataclass(frozen=True)
@@ -20,17 +19,19 @@ class GrowingMu(Schedule):
 
     Source: Du et al., Dynamic Differential-Privacy Preserving SGD, growing-μ. They calibrate by a central limit theorem, which
     is no upper bound; here the true ε decides.
+
+    Example:
+        >>> from apportion.strategies import Context, noise
+        >>> falling = noise.GrowingMu(ratio=4.0)
+        >>> [falling.relative(Context(step, steps=100, sample_rate=0.1)) for step in (50, 100)]
+        [0.5, 0.25]
     """
 
-    ratio: float = 2.0
+    ratio: float = checked(2.0, at_least(1), "it is how much μ grows, and below 1 the noise would grow instead of μ")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        ratio = validate.positive("noise.ratio", self.ratio, "it is how much μ grows", "Try ratio=2.0")
-        if ratio < 1:
-            raise InvalidArgument("noise.ratio", ratio, "below 1 the noise would grow instead of μ", "Use at least 1")
-        require_range("noise.ratio", ratio, ratio)
-        validate.store(self, ratio=ratio)
+        require_range("noise.ratio", self.ratio, self.ratio)
 
     def relative(self, context: Context) -> float:
         return float(self.ratio ** (-context.step / context.steps))

@@ -12,9 +12,20 @@ from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.strategies.context import Context
 from apportion.strategies.noise.noise_schedule import Schedule, require_range
+from apportion.validate import at_least, below_one, checked
 
 LONGEST = 1_000_000
 """Steps of the longest run that can be planned."""
+
+
+def _read_weights(argument: str, values: Any, why: str, fix: str) -> tuple[float, ...]:
+    """A rule: positive numbers, at least one."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InvalidArgument(argument, validate.shown(values), "it is not a list of numbers", fix)
+    listed = tuple(validate.positive(argument, value, why, fix) for value in values)
+    if not listed:
+        raise InvalidArgument(argument, [], "there is no weight in it", fix)
+    return listed
 
 
 @dataclass(frozen=True)
@@ -34,11 +45,29 @@ class InfluenceWeighted(Schedule):
 
     Source: Hong et al., Dynamic Privacy Budget Allocation Improves Data Efficiency of Differentially Private Gradient Descent, FAccT
     2022. Their price of sampling, q²·ρ, is a heuristic; here the true ε decides.
+
+    Example:
+        >>> from apportion.strategies import Context, noise
+        >>> weighted = noise.InfluenceWeighted(weights=(1, 16, 81))
+        >>> [round(weighted.relative(Context(step, steps=3, sample_rate=0.1)), 3) for step in (1, 2, 3)]
+        [3.0, 1.5, 1.0]
     """
 
-    contraction: float | None = None
-    weights: tuple[float, ...] | None = None
-    span: float = 100.0
+    contraction: float | None = checked(
+        None,
+        below_one,
+        "it is 1 − m/M, the part of the loss that a step leaves; with 1 or more a step would gain nothing and T would not matter",
+        "Try contraction=0.99",
+    )
+    weights: tuple[float, ...] | None = checked(
+        None,
+        _read_weights,
+        "a step without influence would have infinite noise",
+        "Pass one positive weight for each step",
+    )
+    span: float = checked(
+        100.0, at_least(1), "it is a ratio of multipliers: the largest multiplier divided by the smallest"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,16 +75,7 @@ class InfluenceWeighted(Schedule):
             raise InvalidArgument(
                 "noise.contraction", self.contraction, "noise.weights already say how much each step counts", "Drop one"
             )
-        if self.contraction is not None:
-            validate.store(self, contraction=_contraction(self.contraction))
-        if self.weights is not None:
-            validate.store(self, weights=_weights(self.weights))
-        span = validate.positive("noise.span", self.span, "it is a ratio of multipliers", "Try span=100.0")
-        if span < 1:
-            reason = "it is the largest multiplier divided by the smallest"
-            raise InvalidArgument("noise.span", span, reason, "Use at least 1, which is constant noise")
-        require_range("noise.span", span, span)
-        validate.store(self, span=span)
+        require_range("noise.span", self.span, self.span)
 
     @cached_property
     def _heaviest(self) -> float:
@@ -125,25 +145,3 @@ class InfluenceWeighted(Schedule):
 
         best = min(math.log1p(1 / max(cost, 1e-300)) * -2 / math.log(self.contraction), LONGEST)
         return min((max(1, math.floor(best)), max(1, math.ceil(best))), key=bound)
-
-
-def _contraction(value: Any) -> float:
-    reason = "it is 1 − m/M: the part of the loss that a step leaves"
-    number = validate.non_negative("noise.contraction", value, reason, "Try contraction=0.99")
-    if number >= 1:
-        raise InvalidArgument(
-            "noise.contraction", value, "with 1 or more a step would gain nothing and T would not matter", "Try 0.99"
-        )
-    return number
-
-
-def _weights(values: Any) -> tuple[float, ...]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise InvalidArgument(
-            "noise.weights", validate.shown(values), "it is not a list of numbers", "Pass one weight for each step"
-        )
-    reason, fix = "a step without influence would have infinite noise", "Use a small weight instead"
-    listed = tuple(validate.positive("noise.weights", value, reason, fix) for value in values)
-    if not listed:
-        raise InvalidArgument("noise.weights", [], "there is no weight in it", "Pass one weight for each step")
-    return listed

@@ -6,17 +6,18 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.strategies.context import Context
+from apportion.validate import Checked, check, one_of, positive, probability
 
 Pace = Literal["epoch", "step"]
 WIDEST = 1000.0
 """The largest multiplier of a schedule divided by its smallest. Beyond, steps are nothing but noise or hardly protected."""
+MULTIPLIER = check(positive, "without noise there is no privacy", "Leave it out to fit the budget")
 
 
 @dataclass(frozen=True)
-class Schedule(ABC):
+class Schedule(Checked, ABC):
     """z_t = σ·r_t, where σ is the scale and r_t = `relative(context)` > 0 the shape.
 
     Args:
@@ -26,12 +27,8 @@ class Schedule(ABC):
     Guarantee: r_t depends on public facts only, so the multipliers are fixed before any record is read and compose as they are.
     """
 
-    multiplier: float | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        if self.multiplier is not None:
-            reason, fix = "without noise there is no privacy", "Leave it out to fit the budget"
-            validate.store(self, multiplier=validate.positive("noise.multiplier", self.multiplier, reason, fix))
+    prefix = "noise"
+    multiplier: float | None = field(default=None, kw_only=True, metadata=MULTIPLIER)
 
     @abstractmethod
     def relative(self, context: Context) -> float:
@@ -46,13 +43,13 @@ class Paced(Schedule, ABC):
         per: "epoch": r_t changes after every round(1/q) steps. "step": after every step.
     """
 
-    per: Pace = field(default="epoch", kw_only=True)
+    per: Pace = field(
+        default="epoch",
+        kw_only=True,
+        metadata=check(one_of(*get_args(Pace)), "noise changes with every epoch or with every step"),
+    )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validate.known("noise.per", self.per, get_args(Pace), "noise changes with every epoch or with every step")
-
-    def finished(self, context: Context) -> int:
+    def elapsed(self, context: Context) -> int:
         """t. The context counts from 1, the first epoch and the first step have t = 0."""
         return (context.epoch if self.per == "epoch" else context.step) - 1
 
@@ -65,21 +62,22 @@ class Decay(Paced, ABC):
         minimum: the floor, as a part of the first multiplier. A decay goes to 0 in a long run, and the price to infinity.
     """
 
-    minimum: float = field(default=0.01, kw_only=True)
+    minimum: float = field(
+        default=0.01,
+        kw_only=True,
+        metadata=check(probability, "it is a part of the first multiplier, and 0 would be no noise"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        reason = "it is a part of the first multiplier, and 0 would be no noise"
-        minimum = validate.probability("noise.minimum", self.minimum, reason, "Try minimum=0.01")
-        require_range("noise.minimum", minimum, 1 / minimum)
-        validate.store(self, minimum=minimum)
+        require_range("noise.minimum", self.minimum, 1 / self.minimum)
 
     @abstractmethod
-    def decayed(self, finished: int) -> float:
+    def decay(self, elapsed: int) -> float:
         """f(t)."""
 
     def relative(self, context: Context) -> float:
-        return max(self.decayed(self.finished(context)), self.minimum)
+        return max(self.decay(self.elapsed(context)), self.minimum)
 
 
 def require_range(argument: str, value: float, ratio: float) -> None:

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.strategies.noise.noise_schedule import Decay, Pace
+from apportion.validate import checked, one_of, positive
 
 Loss = Literal["strongly convex", "convex", "non-convex"]
 _SHORTEST = {
@@ -42,34 +43,37 @@ class PrivacyUtility(Decay):
         multiplier: z₀; `published_multiplier` computes the one of the paper.
 
     Source: Fay et al., Adaptive Hyperparameter Selection for Differentially Private Gradient Descent, TMLR 2023.
+
+    Example:
+        >>> from apportion.strategies import Context, noise
+        >>> falling = noise.PrivacyUtility("convex", horizon=10.0)
+        >>> [round(falling.relative(Context(step, steps=100, sample_rate=0.1)), 3) for step in (1, 11, 31)]
+        [1.0, 0.707, 0.5]
     """
 
-    loss: Loss = "non-convex"
-    horizon: float | None = None
+    loss: Loss = checked("non-convex", one_of(*get_args(Loss)), "a schedule is known for three kinds of loss")
+    horizon: float | None = checked(None, positive, "it is a number of steps", "Try horizon=1000.0")
     per: Pace = field(default="step", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validate.known("noise.loss", self.loss, get_args(Loss), "a schedule is known for three kinds of loss")
         if self.loss == "non-convex":
             if self.horizon is not None:
                 reason = "the bound for non-convex losses, 1/(1 + t), has no horizon"
-                raise InvalidArgument("noise.horizon", validate.shown(self.horizon), reason, "Leave it out")
+                raise InvalidArgument("noise.horizon", self.horizon, reason, "Leave it out")
             return
         least, why = _SHORTEST[self.loss]
         if self.horizon is None:
             reason = f"a {self.loss} loss needs it: {why}"
             raise InvalidArgument("noise.horizon", None, reason, f"Pass a number of steps, at least {least}")
-        horizon = validate.positive("noise.horizon", self.horizon, "it is a number of steps", "Try horizon=1000.0")
-        if horizon < least:
+        if self.horizon < least:
             reason = f"for a {self.loss} loss {why}"
-            raise InvalidArgument("noise.horizon", horizon, reason, f"Use at least {least}")
-        validate.store(self, horizon=horizon)
+            raise InvalidArgument("noise.horizon", self.horizon, reason, f"Use at least {least}")
 
-    def decayed(self, finished: int) -> float:
+    def decay(self, elapsed: int) -> float:
         if self.loss == "strongly convex":
-            return float((1 - 1 / self._steps) ** (finished / 2))
-        return 1 / math.sqrt(1 + finished / self._steps)
+            return float((1 - 1 / self._steps) ** (elapsed / 2))
+        return 1 / math.sqrt(1 + elapsed / self._steps)
 
     @property
     def _steps(self) -> float:

@@ -37,26 +37,26 @@ class Part:
     source: str
 
 
-def parts(recipe: Recipe) -> tuple[Part, ...]:
+def describe_roles(recipe: Recipe) -> tuple[Part, ...]:
     """What fills each role, and the change to the model if there is one."""
     chosen = {role: getattr(recipe, role) for role in (*ROLES, "model")} if recipe.private else {}
     return tuple(
-        Part(role, type(strategy).__name__, _formula(type(strategy)), _source(type(strategy)))
+        Part(role, type(strategy).__name__, _read_formula(type(strategy)), _read_source(type(strategy)))
         for role, strategy in chosen.items()
         if strategy is not None
     )
 
 
-def parameters(recipe: Recipe) -> tuple[Parameter, ...]:
+def list_parameters(recipe: Recipe) -> tuple[Parameter, ...]:
     """All hyper-parameters of the recipe, role by role."""
     return tuple(
-        Parameter(role, name, getattr(getattr(recipe, role), name), _meaning(type(getattr(recipe, role)), name))
+        Parameter(role, name, getattr(getattr(recipe, role), name), _find_meaning(type(getattr(recipe, role)), name))
         for role in ROLES
         for name in recipe.parameters(role)
     )
 
 
-def schedule(recipe: Recipe) -> dict[str, list[float] | None]:
+def example_schedule(recipe: Recipe) -> dict[str, list[float] | None]:
     """C_t and z_t/z_1 over the run that is drawn; `None` for thresholds that follow released values."""
     contexts = [Context(step, EXAMPLE_STEPS, EXAMPLE_RATE) for step in range(1, EXAMPLE_STEPS + 1)]
     if not isinstance(recipe.noise, NoiseSchedule):
@@ -68,25 +68,25 @@ def schedule(recipe: Recipe) -> dict[str, list[float] | None]:
     return {"clip": clip, "noise": [value / noise[0] for value in noise]}
 
 
-def _formula(kind: type) -> str:
+def _read_formula(kind: type) -> str:
     """The first paragraph of a strategy's documentation, which is its formula."""
     return " ".join(inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].split())
 
 
-def _source(kind: type) -> str:
+def _read_source(kind: type) -> str:
     found = re.search(r"^Source: (.*?)(?=\n\n|^Guarantee:|\Z)", inspect.cleandoc(kind.__doc__ or ""), re.S | re.M)
     return " ".join(found.group(1).split()) if found else ""
 
 
-def _meaning(kind: type, parameter: str) -> str:
+def _find_meaning(kind: type, parameter: str) -> str:
     """What the documentation of `kind`, or of what it inherits from, says about a parameter."""
     for ancestor in kind.__mro__:
-        if dataclasses.is_dataclass(ancestor) and parameter in (found := _arguments(ancestor.__doc__ or "")):
+        if dataclasses.is_dataclass(ancestor) and parameter in (found := _read_arguments(ancestor.__doc__ or "")):
             return found[parameter]
     return ""
 
 
-def _arguments(text: str) -> dict[str, str]:
+def _read_arguments(text: str) -> dict[str, str]:
     """The section `Args:` of a documentation string: one entry for each name, which may stand with others before one colon."""
     lines = inspect.cleandoc(text).splitlines()
     if "Args:" not in lines:

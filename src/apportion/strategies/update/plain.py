@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.request import Released
+from apportion.validate import Checked, checked, in_open_unit, instance_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(Checked):
     """θ_t = optimiser(θ_{t−1}, g̃_t), where g̃_t is the released gradient, or g̃_t/C_t with `divide_by_clip`.
 
     The optimiser and its learning-rate scheduler are arguments of their own. DP-Adam is `torch.optim.Adam` used this way.
@@ -35,19 +35,18 @@ class Plain:
     Source: averaging as in Polyak and Juditsky, Acceleration of stochastic approximation by averaging, with exponential weights and
     the bias correction of Adam; the division is ours.
     Guarantee: both are computed from released values alone, so they cost nothing.
+
+    Example:
+        >>> import apportion as ap
+        >>> ap.update.Plain(average=0.99)
+        Plain(average=0.99, divide_by_clip=False)
     """
 
-    average: float | None = None
-    divide_by_clip: bool = False
-
-    def __post_init__(self) -> None:
-        if self.average is not None:
-            reason, fix = "0 keeps the last weights only and 1 never takes up new ones", "Try average=0.99"
-            validate.store(self, average=validate.in_open_unit("update.average", self.average, reason, fix))
-        if not isinstance(self.divide_by_clip, bool):
-            raise InvalidArgument(
-                "update.divide_by_clip", validate.shown(self.divide_by_clip), "it is a choice", "Use true or false"
-            )
+    prefix = "update"
+    average: float | None = checked(
+        None, in_open_unit, "0 keeps the last weights only and 1 never takes up new ones", "Try average=0.99"
+    )
+    divide_by_clip: bool = checked(False, instance_of(bool), "it is a choice", "Use true or false")
 
     def init(self, parameters: Mapping[str, Tensor]) -> Any:
         """The state before the first step: nothing, or no steps and m_0 = 0."""
