@@ -33,9 +33,9 @@ import apportion
 from apportion.curator import curator as curator_module
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records, as_records
-from apportion.sampling import Sampling
+from apportion.training.opening import open_session, require_trainable
 from apportion.training.optimizers import build_optimizer
-from apportion.training.session import open_session, require_trainable
+from apportion.training.session import Setup
 
 POPULATION, NETWORKS, SLOW_NETWORK = 60_000, ("b1", "papernot"), "papernot"
 SECONDS_A_RECORD, WORKERS, WARM_UP, PLANNED_STEPS = 2e-4, (0, 2), 3, 10_000
@@ -80,21 +80,23 @@ class Slow(Dataset):
 def stepper(workload: Workload, records: Records, workers: int = 0) -> Callable[[], None]:
     """A function that takes a private step."""
     model, loss = workload.model(), nn.CrossEntropyLoss()
-    session = open_session(
-        model,
-        build_optimizer(model, "sgd", 0.01),
-        records,
+    plan = apportion.plan(
+        apportion.Recipe(noise=apportion.noise.Constant(multiplier=1.0)),
         budget=apportion.Budget(epsilon=1e4, delta=1e-5, unit=apportion.Record()),
-        sampling=Sampling.declare(population=POPULATION, batch_size=workload.batch, steps=PLANNED_STEPS),
-        clip=apportion.clip.Fixed(1.0),
-        noise=apportion.noise.Constant(multiplier=1.0),
+        population=POPULATION,
+        batch_size=workload.batch,
+        steps=PLANNED_STEPS,
+    )
+    setup = Setup(
+        model=model,
+        optimizer=build_optimizer(model, "sgd", 0.01),
+        records=records,
+        plan=plan,
+        choice=require_trainable(model, loss, records),
         execution=apportion.Execution(workers=workers),
         randomness=Randomness.fresh(),
-        out=None,
-        ledger=None,
-        mode=require_trainable(model, loss, records),
-        own_loop=False,
     )
+    session = open_session(setup)
 
     def step() -> None:
         session.apply(session.curator.answer(session.next_request(), loss))

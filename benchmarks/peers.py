@@ -156,9 +156,9 @@ class Apportion:
         import apportion
         from apportion.curator.randomness import Randomness
         from apportion.curator.records import Records, as_records
-        from apportion.sampling import Sampling
+        from apportion.training.opening import open_session, require_trainable
         from apportion.training.optimizers import build_optimizer
-        from apportion.training.session import open_session, require_trainable
+        from apportion.training.session import Setup
 
         inputs, targets = workload.records()
         self.model = workload.model()
@@ -174,21 +174,25 @@ class Apportion:
         self._loss = nn.CrossEntropyLoss()
         micro_batch = workload.micro_batch if workload.pinned and workload.micro_batch else "auto"
         execution = apportion.Execution(micro_batch=micro_batch, engine=engine)
-        self._session = open_session(
-            self.model,
-            build_optimizer(self.model, "sgd", LEARNING_RATE),
-            records,
+        plan = apportion.plan(
+            apportion.Recipe(
+                clip=apportion.clip.Fixed(THRESHOLD), noise=apportion.noise.Constant(multiplier=MULTIPLIER)
+            ),
             budget=apportion.Budget(epsilon=1e4, delta=1e-5, unit=apportion.Record()),
-            sampling=Sampling.declare(population=workload.population, sample_rate=RATE, steps=STEPS),
-            clip=apportion.clip.Fixed(THRESHOLD),
-            noise=apportion.noise.Constant(multiplier=MULTIPLIER),
+            population=workload.population,
+            sample_rate=RATE,
+            steps=STEPS,
+        )
+        setup = Setup(
+            model=self.model,
+            optimizer=build_optimizer(self.model, "sgd", LEARNING_RATE),
+            records=records,
+            plan=plan,
+            choice=require_trainable(self.model, self._loss, records, execution),
             execution=execution,
             randomness=Randomness.choose(None),
-            out=None,
-            ledger=None,
-            mode=require_trainable(self.model, self._loss, records, execution),
-            own_loop=False,
         )
+        self._session = open_session(setup)
 
     def step(self) -> int:
         self._drawn = 0

@@ -12,19 +12,18 @@ import torch
 from torch import nn
 
 import apportion as ap
-from apportion.audit import sealed
-from apportion.audit.sealed import Sealed, SealedAccess, inside, seal, seal_session, unseal
+from apportion.audit import sealed as sealed_module
+from apportion.audit.sealed import Sealed, SealedAccess, inside, seal, sealed, unseal
 from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.execution import Execution
 from apportion.request import ClippedSum
-from apportion.sampling import Sampling
 from apportion.strategies.recipes import READY, named
-from apportion.strategies.roles import resolve_roles
 from apportion.training.loop import take_steps
+from apportion.training.opening import open_session
 from apportion.training.optimizers import build_optimizer
-from apportion.training.session import open_session
+from apportion.training.session import Setup
 
 LOSS = nn.CrossEntropyLoss()
 STEPS = 4
@@ -55,25 +54,22 @@ OWNS_BOTH = ap.clip.FixedDeviation(start=0.5, ramp_steps=3)
 
 
 def a_session(model, records, clip, noise=None, *, mode="vmap", micro_batch=7, closed=True):
-    data = as_records(records)
-    session = open_session(
-        model,
-        build_optimizer(model, "momentum", 0.1),
-        data,
-        budget=ap.Budget(epsilon=8.0, delta=1e-5, unit=ap.Record()),
-        sampling=Sampling(population=40, sample_rate=0.5, steps=STEPS),
-        clip=clip,
-        noise=noise or ap.noise.Constant(),
+    setup = Setup(
+        model=model,
+        optimizer=build_optimizer(model, "momentum", 0.1),
+        records=as_records(records),
+        plan=ap.plan(
+            ap.Recipe(clip=clip, noise=noise),
+            budget=ap.Budget(epsilon=8.0, delta=1e-5, unit=ap.Record()),
+            population=40,
+            sample_rate=0.5,
+            steps=STEPS,
+        ),
+        choice=EngineChoice(mode),
         execution=Execution(micro_batch),
         randomness=Randomness.seeded(0),
-        out=None,
-        ledger=None,
-        choice=EngineChoice(mode),
-        own_loop=False,
     )
-    if closed:
-        seal_session(session, data, Execution(micro_batch))
-    return session
+    return open_session(sealed(setup) if closed else setup)
 
 
 @pytest.mark.parametrize("mode", ["vmap", "loop"])
@@ -99,8 +95,7 @@ def test_every_strategy_runs_without_raw_values(model, records, clip, noise):
 
 
 def test_a_strategy_of_both_roles_runs_without_raw_values(model, records):
-    clip, noise = resolve_roles(OWNS_BOTH, None)
-    session = a_session(model, records, clip, noise)
+    session = a_session(model, records, OWNS_BOTH)
     take_steps(session, LOSS)
     assert session.step == STEPS
 
@@ -266,6 +261,6 @@ def test_inside_what_is_computed_stays_sealed():
 def test_only_noise_opens_a_seal():
     total = seal(torch.zeros(1000, dtype=torch.float64))
     with inside():
-        noisy = sealed.declassifying_gaussian(total, 2.0, Randomness.seeded(0).next_draw().noise, 1.0)
+        noisy = sealed_module.declassifying_gaussian(total, 2.0, Randomness.seeded(0).next_draw().noise, 1.0)
     assert type(noisy) is torch.Tensor
     assert 1.8 < float(noisy.std()) < 2.2

@@ -18,7 +18,6 @@ from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.curator import mechanisms
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, NormSum, Request, UnclippedCount
 from apportion.sampling import Sampling
-from apportion.strategies.roles import resolve_roles
 from runs import make_plan
 
 STEPS, RATE, POPULATION = 4, 0.5, 40
@@ -66,8 +65,8 @@ def watched_run(model, records, monkeypatch):
             return answer
 
         monkeypatch.setattr(mechanisms, "gaussian", gaussian)
-        chosen, multipliers = resolve_roles(*PAIRS[name])
-        watched = Watched(chosen)
+        chosen = runs.recipe(*PAIRS[name])
+        watched = Watched(chosen.clip)
         done = runs.train(
             model,
             cross_entropy,
@@ -78,7 +77,7 @@ def watched_run(model, records, monkeypatch):
             steps=STEPS,
             lr=0.1,
             clip=watched,
-            noise=multipliers,
+            noise=chosen.noise,
             seed=5,
             progress=False,
         )
@@ -151,8 +150,7 @@ def test_a_statistic_has_noise_of_its_own(watched_run, name):
 def test_spare_tokens_cost_what_they_can_pay_for(clipping, schedule):
     """All declared tokens together are within the budget, and a spare one may stand in for any step."""
     budget = ap.Budget(epsilon=4.0, delta=1e-5, unit=ap.Record())
-    chosen, multipliers = resolve_roles(clipping, schedule)
-    plan = make_plan(budget, Sampling(1000, 0.2, 8), chosen, multipliers, spare=5)
+    plan = make_plan(budget, Sampling(1000, 0.2, 8), clipping, schedule, spare=5)
     *_, spare = plan.tokens
     assert len(plan.tokens) == plan.steps + 5
     assert all(spare.covers(token) for token in plan.tokens)

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import runs
-from apportion import InvalidArgument, clip, noise
+from apportion import InvalidArgument, clip, noise, update
 from apportion.strategies.context import Context
 from apportion.strategies.noise import NoiseSchedule
-from apportion.strategies.roles import NoiseOf, resolve_roles
+from apportion.strategies.recipes.recipe import NoiseOf, Recipe
 
 
 def thresholds(strategy, steps=1000, rate=0.1):
@@ -78,19 +78,22 @@ def test_a_run_with_a_fixed_deviation_is_priced_by_its_own_multipliers(model, re
 
 
 def test_roles_that_nobody_filled_have_defaults():
-    assert resolve_roles(None, None) == (clip.Fixed(), noise.Constant())
+    recipe = Recipe()
+    assert (recipe.clip, recipe.noise, recipe.update) == (clip.Fixed(), noise.Constant(), update.Plain())
     given = clip.Decay(), noise.GrowingMu()
-    assert resolve_roles(*given) == given
+    recipe = Recipe(clip=given[0], noise=given[1])
+    assert (recipe.clip, recipe.noise) == given
 
 
 def test_a_strategy_with_two_roles_fills_both():
     strategy = clip.FixedDeviation(1.0, 10, multiplier=2.5)
-    chosen, multipliers = resolve_roles(strategy, None)
-    assert chosen is strategy
+    recipe = Recipe(clip=strategy)
+    multipliers = recipe.noise
+    assert recipe.clip is strategy
     assert isinstance(multipliers, NoiseSchedule)
     assert not hasattr(multipliers, "observe")  # it follows nothing that is released
     assert (multipliers.multiplier, multipliers.relative(Context(5, 100, 0.1))) == (2.5, 1.5)
-    assert resolve_roles(chosen, multipliers) == (chosen, multipliers) == resolve_roles(strategy, strategy)
+    assert Recipe(clip=strategy, noise=multipliers) == recipe == Recipe(clip=strategy, noise=strategy)
 
 
 @pytest.mark.parametrize(
@@ -98,13 +101,13 @@ def test_a_strategy_with_two_roles_fills_both():
 )
 def test_two_strategies_cannot_own_one_role(other):
     with pytest.raises(InvalidArgument, match="two strategies own one role: FixedDeviation"):
-        resolve_roles(clip.FixedDeviation(), other)
+        Recipe(clip=clip.FixedDeviation(), noise=other)
 
 
-@pytest.mark.parametrize("beside", [None, clip.Fixed(), clip.Quantile()])
+@pytest.mark.parametrize("beside", [clip.Fixed(), clip.Quantile()])
 def test_a_strategy_with_two_roles_is_passed_as_clip(beside):
     with pytest.raises(InvalidArgument, match="Pass it as clip= and leave noise= out"):
-        resolve_roles(beside, clip.FixedDeviation())
+        Recipe(clip=beside, noise=clip.FixedDeviation())
 
 
 # --- sequences ------------------------------------------------------------------------------------------------------------------

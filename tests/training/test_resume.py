@@ -251,7 +251,7 @@ def test_a_run_on_a_shared_ledger_finds_itself_again(tmp_path, records, budget, 
 def test_other_settings_are_refused(tmp_path, dies):
     interrupted(tmp_path / "run", dies)
     charged = tokens_of(tmp_path / "run")
-    with pytest.raises(ap.InvalidArgument, match="started with steps = 12, and now it is 13"):
+    with pytest.raises(ap.InvalidArgument, match="started with plan.sampling.steps = 12, and now it is 13"):
         train(tmp_path / "run", "fresh", True, STEPS + 1, 5, Sudden())
     with pytest.raises(ap.InvalidArgument, match="started with clip = .*Sudden.*Fixed"):
         train(tmp_path / "run", "fresh", True, STEPS, 5, ap.clip.Fixed())
@@ -560,7 +560,7 @@ def test_a_run_that_was_taken_over_leaves_the_folder_alone(tmp_path, dies):
                 meanwhile.append(train(folder, "fresh", True, STEPS, 4, Sudden()).statement()["draws_charged"])
             return super().observe(state, released)
 
-    Late.__name__ = "Sudden"
+    Late.__qualname__ = "Sudden"
     with pytest.raises(ap.InvalidArgument, match="another process spends the same run"):
         train(folder, "fresh", False, STEPS, 4, Late())
     facts = json.loads((folder / "public" / "privacy.json").read_text())

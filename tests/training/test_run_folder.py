@@ -46,6 +46,7 @@ def test_the_folder_has_a_public_and_a_secret_half(run, tmp_path):
     assert files == [
         "public/configuration.json",
         "public/history.json",
+        "public/plan.json",
         "public/privacy.json",
         "public/privacy.md",
         "public/weights.safetensors",

@@ -31,7 +31,7 @@ def public_state(session: Session) -> State:
         name: {key: value for key, value in vars(module).items() if key not in _TORCH_OWN}
         for name, module in session.model.named_modules()
     }
-    if not session.setup.own_loop:
+    if not session.own_loop:
         content["generator"] = torch.get_rng_state()
     _write(state, "", content, frozenset())
     return state

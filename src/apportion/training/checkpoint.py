@@ -56,15 +56,28 @@ class Checkpoints:
         path = self.folder / CHECKPOINT
         state = read_checkpoint(path)
         before = state.pop("configuration")
-        for key in {**before, **self.configuration}:
-            if before.get(key) != self.configuration.get(key):
-                raise InvalidArgument(
-                    "resume",
-                    str(self.folder),
-                    f"the run was started with {key} = {before.get(key)!r}, and now it is {self.configuration.get(key)!r}",
-                    "Use the settings that it was started with, or start anew in another folder",
-                )
+        if found := _first_difference(before, self.configuration):
+            name, then, now = found
+            raise InvalidArgument(
+                "resume",
+                str(self.folder),
+                f"the run was started with {name} = {then!r}, and now it is {now!r}",
+                "Use the settings that it was started with, or start anew in another folder",
+            )
         return state
+
+
+def _first_difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """Where two configurations first differ: the name of the setting, and its two values."""
+    if before == now:
+        return None
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return name, before, now
+    below = (
+        _first_difference(before.get(key), now.get(key), f"{name}.{key}" if name else str(key))
+        for key in {**before, **now}
+    )
+    return next(found for found in below if found is not None)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

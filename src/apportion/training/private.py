@@ -221,7 +221,7 @@ class Private:
             self._open, self.model.current, self._settings = False, None, None
         if not self.steps_left:
             self._session.curator.end_workers()
-            if (folder := self._session.setup.storage.folder) is not None:
+            if (folder := self._session.storage.folder) is not None:
                 self.save(folder)
 
     def _draws(self, steps: int) -> Iterator[Batch]:

@@ -83,8 +83,10 @@ class Session:
         build_curator: Callable[[Session], Curator | ExactCurator],
         checkpoints: Checkpoints | None = None,
     ):
-        self.setup, self.engine, self.account, self.checkpoints = setup, engine, account, checkpoints
+        # Not the set-up itself: it holds the records, and only the curator may reach them.
+        self.engine, self.account, self.checkpoints = engine, account, checkpoints
         self.plan, self.optimizer, self.randomness = setup.plan, setup.optimizer, setup.randomness
+        self.storage, self.own_loop, self._scheduler = setup.storage, setup.own_loop, setup.scheduler
         self.initial_learning_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.entries: list[Entry] = []
         self._applying = False
@@ -140,7 +142,7 @@ class Session:
     @property
     def repeatable(self) -> bool:
         """Whether a key can still repeat the draws of this run."""
-        return self.setup.storage.recovery == "exact" and self.account.left > 0
+        return self.storage.recovery == "exact" and self.account.left > 0
 
     @property
     def step(self) -> int:
@@ -165,8 +167,8 @@ class Session:
         finally:
             self._applying = False
         self.optimizer.zero_grad(set_to_none=True)
-        if self.setup.scheduler is not None:
-            self.setup.scheduler.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
         self._update_state = self.plan.recipe.update.observe(self._update_state, released, parameters)
         self._clip_state = self.plan.clip.observe(self._clip_state, released)
         entry = Entry(
@@ -190,7 +192,7 @@ class Session:
             "step": self.step,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "scheduler": None if self.setup.scheduler is None else self.setup.scheduler.state_dict(),
+            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "clip": self._clip_state,
             "update": self._update_state,
         }
@@ -199,8 +201,8 @@ class Session:
         """Put back what `state` returned."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.setup.scheduler is not None:
-            self.setup.scheduler.load_state_dict(state["scheduler"])
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
         self._clip_state, self._update_state = state["clip"], state["update"]
         self.entries = from_columns(state["history"])
 

@@ -69,7 +69,7 @@ def statement(session: Session) -> dict[str, Any]:
         if session.account.ledger.path
         else "in memory only: a crash would forget it",
         "data_set": data_set(session.account.ledger, session.account.run),
-        "assumptions": list(OWN_LOOP) if session.setup.own_loop else [],
+        "assumptions": list(OWN_LOOP) if session.own_loop else [],
         "randomness": f"{KEY_STREAM}, 256-bit key from "
         + ("the operating system" if session.randomness.private else "a fixed seed")
         + (", kept in secret/ until the run ends (recovery exact)" if session.repeatable else ""),

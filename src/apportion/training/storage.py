@@ -61,7 +61,10 @@ class Storage(Checked):
             raise InvalidArgument("resume", True, "there is no folder to go on from", "Pass folder=, that of the run")
         if self.recovery == "exact" and self.folder is None:
             raise InvalidArgument(
-                "recovery", "exact", "the key must be kept in a folder", 'Pass folder=, or use recovery="fresh"'
+                "recovery",
+                "exact",
+                "a draw can only be repeated bit for bit in a run with a folder",
+                'Pass folder=, or use recovery="fresh"',
             )
 
     def path(self, part: Path) -> Path | None:

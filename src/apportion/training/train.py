@@ -112,7 +112,7 @@ def train(
 
 def _run(session: Session, loss_fn: LossFunction, evaluate: Public | None, progress: bool | Show | None) -> Run:
     """Take all steps. What was charged, and what came of it, is not lost when they are interrupted."""
-    run, folder = Run(session), session.setup.storage.folder
+    run, folder = Run(session), session.storage.folder
     plan, ours = session.plan, True
     shown = None if callable(progress) else progress
     try:
