@@ -78,10 +78,7 @@ class Plan:
         _require_schedule(self.recipe)
         reason = "without noise there is no privacy"
         positive = (validate.positive("multipliers", one, reason, "Use apportion.plan") for one in self.multipliers)
-        spare = validate.whole("spare", self.spare, "it is a number of steps", "Use 0 to have none", least=0)
-        if spare > MOST_STEPS:
-            raise InvalidArgument("spare", spare, f"{MOST_STEPS:,} are the most", "Use a few hundred")
-        validate.store(self, multipliers=tuple(positive), spare=spare)
+        validate.store(self, multipliers=tuple(positive), spare=_require_spare(self.spare))
         if not 0 < len(self.multipliers) <= self.sampling.steps:
             raise InvalidArgument(
                 "multipliers",
@@ -294,7 +291,7 @@ def plan_steps(
             no run begins with a plan that costs more than its budget.
     """
     accountant = accountant or PrivacyLossAccountant()
-    spare = validate.whole("spare", spare, "it is a number of steps", "Use 0 to have none", least=0)
+    spare = _require_spare(spare)
     budget.warn_if_weak(sampling.population)
     noise = _require_schedule(recipe)
     shape, rate = _shape(noise, sampling), sampling.sample_rate
@@ -339,6 +336,13 @@ def require_plan(value: object) -> Plan:
             'Pass apportion.plan("default", budget=..., population=..., batch_size=..., epochs=...)',
         )
     return value
+
+
+def _require_spare(spare: int) -> int:
+    spare = validate.whole("spare", spare, "it is a number of steps", "Use 0 to have none", least=0)
+    if spare > MOST_STEPS:
+        raise InvalidArgument("spare", spare, f"{MOST_STEPS:,} are the most", "Use a few hundred")
+    return spare
 
 
 def _require_schedule(recipe: Recipe) -> NoiseSchedule:
