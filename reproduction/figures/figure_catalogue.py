@@ -10,8 +10,9 @@ from reproduction.figures import du_figures as du
 from reproduction.figures import lin_figures as lin
 from reproduction.figures import prices, searches
 from reproduction.figures.kept_results import Results
+from reproduction.folders import FRONT_PICTURES, PICTURES
 
-SEARCH = "apportion search --out results/search_NAME.json"
+SEARCH = "python -m reproduction search --out reproduction/results/search_NAME.json"
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,15 @@ class Figure:
     @property
     def command(self) -> str:
         """What makes its results."""
-        return SEARCH if self.study is None else f"apportion compare {self.study}"
+        return SEARCH if self.study is None else f"python -m reproduction run {self.study}"
+
+    @property
+    def path(self) -> Path:
+        """Where it is kept."""
+        return (FRONT_PICTURES if self.name == "headline" else PICTURES) / f"{self.name}.svg"
 
     def drawn(self, results: Results) -> str | None:
-        """The picture, or `None` if its results are missing."""
+        """The picture as SVG, or `None` if its results are missing."""
         return self.draw(results) if self.study is None or self.study in results.studies else None
 
 
@@ -66,13 +72,14 @@ FIGURES = {
 }
 
 
-def draw_all(results: Results, folder: Path) -> tuple[list[Path], list[Figure]]:
-    """Write every picture whose results are there; which were written, and which were left out."""
-    pictures = {name: figure.drawn(results) for name, figure in FIGURES.items()}
-    folder.mkdir(parents=True, exist_ok=True)
+def draw_all(results: Results, folder: Path | None = None) -> tuple[list[Path], list[Figure]]:
+    """Write every picture whose results exist, to its own place or into `folder`; which were written, and which were left out."""
+    pictures = {figure: figure.drawn(results) for figure in FIGURES.values()}
     written = []
-    for name, picture in pictures.items():
+    for figure, picture in pictures.items():
         if picture is not None:
-            written.append(folder / f"{name}.svg")
-            written[-1].write_text(picture, encoding="utf-8")
-    return written, [FIGURES[name] for name, picture in pictures.items() if picture is None]
+            path = figure.path if folder is None else folder / figure.path.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(picture, encoding="utf-8")
+            written.append(path)
+    return written, [figure for figure, picture in pictures.items() if picture is None]

@@ -191,5 +191,5 @@ def _checked(kind: type[_Kind], content: dict[str, Any], file: Path) -> _Kind:
 
 
 def _damaged(file: Path, reason: str) -> InvalidArgument:
-    fix = f"Restore it, or move it away and run `apportion compare {file.stem}`"
+    fix = f"Restore it, or move it away and run `python -m reproduction run {file.stem}`"
     return InvalidArgument("results", str(file), f"it is no file of results ({reason})", fix)

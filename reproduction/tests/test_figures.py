@@ -1,11 +1,13 @@
-"""Pictures of results that nobody computed."""
+"""Pictures of invented results."""
 
 import json
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 
 import pytest
-from reproduction.experiments import find
+from made_up_results import invented_results, invented_search, invented_study
+
+from apportion.errors import InvalidArgument
 from reproduction.figures import FIGURES, Results, draw_all
 from reproduction.figures import chart as charts
 from reproduction.figures.chart import Panel, Series, chart, spread
@@ -15,11 +17,7 @@ from reproduction.figures.lin_figures import MIDDLE
 from reproduction.figures.scale import Scale, written
 from reproduction.figures.svg import width_of
 from reproduction.figures.tables import study_table
-from reproduction.study import study
-
-from apportion.compare.experiment import read_file
-from apportion.errors import InvalidArgument
-from made_up_results import invented_results, invented_search, invented_study
+from reproduction.study import open_study
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -178,7 +176,7 @@ def test_values_over_seeds_have_a_band_from_the_least_to_the_most(results):
 
 
 def test_the_middle_budgets_are_those_of_the_packaged_study():
-    packaged = study("lin_table_2", read_file(find("lin_table_2")))
+    packaged = open_study("lin_table_2")
     assert set(MIDDLE) <= {one.label for one in packaged.experiments}
 
 
@@ -201,12 +199,12 @@ def test_without_results_nothing_is_drawn(tmp_path):
     written_files, left_out = draw_all(Results.read(tmp_path / "nowhere"), tmp_path / "figures")
     assert not written_files
     assert [figure.name for figure in left_out] == list(FIGURES)
-    assert FIGURES["headline"].command == "apportion compare lin_table_2"
+    assert FIGURES["headline"].command == "python -m reproduction run lin_table_2"
 
 
 def test_a_study_that_has_just_begun_is_no_error(tmp_path):
     for name in {figure.study for figure in FIGURES.values()} - {None}:
-        every = {cell.choice.shown for cell in study(name, read_file(find(name))).cells}
+        every = {cell.choice.shown for cell in open_study(name).cells}
         invented_study(name, tmp_path, without=every)
     found = Results.read(tmp_path)
     assert all(figure.drawn(found) is None for figure in FIGURES.values())
@@ -228,7 +226,7 @@ def test_a_study_that_has_just_begun_is_no_error(tmp_path):
 )
 def test_a_damaged_file_is_named(tmp_path, text):
     (tmp_path / "ramp_up.json").write_text(text)
-    with pytest.raises(InvalidArgument, match=r"ramp_up\.json.*no file of results.*apportion compare ramp_up"):
+    with pytest.raises(InvalidArgument, match=r"ramp_up\.json.*no file of results.*python -m reproduction run ramp_up"):
         Results.read(tmp_path)
 
 

@@ -102,6 +102,14 @@ def compare(
         seeds=seed or None,
     )
     from_file = read_file(find_file(file)) if file is not None else {}
+    if "experiment" in from_file:
+        raise InvalidArgument(
+            "file",
+            file,
+            "it holds [[experiment]], and a comparison is a single experiment",
+            "Write its settings at the top of the file, with [[recipe]] for each recipe. The studies in the repository of "
+            "the library are run by `python -m reproduction run FILE`",
+        )
     values = _override(from_file, values)
     values.setdefault("data", "digits")
     values["recipe"] = choose_recipes(

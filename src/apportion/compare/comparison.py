@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -17,24 +17,21 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from apportion.compare.baseline import train_without_privacy
-from apportion.compare.commit import commit
 from apportion.compare.experiment import Experiment, RecipeChoice
-from apportion.compare.momentum import with_momentum
 from apportion.compare.resolve import Subject, resolve
-from apportion.compare.seeds import over_seeds
 from apportion.errors import InvalidArgument
 from apportion.execution import Execution
 from apportion.models.temper import temper
 from apportion.plan import describe
-from apportion.report.planning import plan_by_limit_theorem
 from apportion.sampling import Sampling
 from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
 from apportion.training.history import Entry
+from apportion.training.optimizers import with_momentum
 from apportion.training.recovery import Recovery
 from apportion.training.statement import in_words
 from apportion.training.train import train
-from apportion.training.versions import package_versions
+from apportion.training.versions import package_versions, source_commit
 
 Announce = Callable[[dict[str, Any]], None]
 
@@ -77,7 +74,7 @@ def results(title: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "version": 1,
         "title": title,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
+        "commit": source_commit(),
         "versions": package_versions(),
         "runs": list(runs),
         "cells": cells(runs),
@@ -149,16 +146,11 @@ def run_recipe(
             if probe is not None and entry.epsilon is not None:
                 probed[entry.step] = {"median_norm": probe(model)}
 
-        budget = experiment.budget()
-        if choice.calibrated_by == "clt":
-            plan = plan_by_limit_theorem(recipe, budget, sampling)
-            recipe = dataclasses.replace(recipe, noise=plan.noise)
-            budget = dataclasses.replace(budget, epsilon=plan.epsilon)
         run = train(
             model,
             cross_entropy,
             subject.train,
-            budget=budget,
+            budget=experiment.budget(),
             population=sampling.population,
             sample_rate=sampling.sample_rate,
             steps=sampling.steps,
@@ -183,7 +175,6 @@ def run_recipe(
         history = [entry.as_json() | probed.get(entry.step, {}) for entry in run.history]
         keys = ("epsilon", "target_epsilon", "delta", "unit", "neighbours", "accountant", "private", "clip", "noise")
         outcome |= {key: facts[key] for key in keys}
-        outcome |= {"target_epsilon": experiment.epsilon}  # what was asked for, also of a plan that truly costs more
         outcome |= {"update": describe(recipe.update), "statement": in_words(facts), "steps": run.steps}
         outcome |= {"folder": None if folder is None else str(folder)}
     accuracies = [entry["test_accuracy"] for entry in history if entry.get("test_accuracy") is not None]
@@ -212,6 +203,20 @@ def cells(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for run in runs:
         groups.setdefault(tuple(run[name] for name in identity), []).append(run)
     return [dict(zip(identity, key, strict=True)) | over_seeds(members) for key, members in groups.items()]
+
+
+def over_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and sample standard deviation of the accuracy, the largest ε that was spent, the mean of the seconds."""
+    scores = [run["test_accuracy"] for run in runs if run.get("test_accuracy") is not None]
+    spent = [run["epsilon"] for run in runs if run.get("epsilon") is not None]
+    return {
+        "epsilon": max(spent) if spent else None,
+        "test_accuracy": statistics.fmean(scores) if scores else None,
+        "test_accuracy_std": statistics.stdev(scores) if len(scores) > 1 else None,
+        "seeds": [run["seed"] for run in runs],
+        "steps": runs[0]["steps"],
+        "seconds": round(statistics.fmean(run["seconds"] for run in runs), 3),
+    }
 
 
 def new_folder(parent: Path, name: str) -> Path:

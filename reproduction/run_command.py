@@ -1,4 +1,4 @@
-"""`apportion compare FILE` for a study: the cells of a published table, run once and kept."""
+"""`python -m reproduction run`: the cells of a published table, run once and kept."""
 
 from __future__ import annotations
 
@@ -9,62 +9,88 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
+from apportion.cli import options
 from apportion.cli.output import print_error_stream, writable_folder
-from apportion.compare.remaining import time_left
+from apportion.compare.processes import time_left
+from apportion.errors import InvalidArgument
+from reproduction.folders import RESULTS, ResultsFolder, short
+from reproduction.study import StudyResults, open_study, run_study
+from reproduction.study import recheck as run_again
+from reproduction.study.paper_experiment import Cell
 
-if TYPE_CHECKING:
-    from reproduction.study import Study
-    from reproduction.study.cell import Cell
+Show = Callable[[Cell, dict[str, Any]], None]
 
 
-def run_study_file(
-    found: Study,
-    folder: Path,
-    *,
-    only: str | None,
-    processes: int | None,
-    recheck: int | None,
-    data_dir: Path | None,
-    as_json: bool,
+def run(
+    study: Annotated[str, typer.Argument(help="A name from `python -m reproduction list`, or a TOML file.")],
+    only: Annotated[
+        str, typer.Option(help="Only cells whose 'experiment: recipe, seed' contains this text.", show_default=False)
+    ] = "",
+    processes: Annotated[
+        int | None,
+        typer.Option(help="Cells run at one time; changes no result.", show_default="one for each core"),
+    ] = None,
+    recheck: Annotated[
+        int | None,
+        typer.Option(help="Run so many kept cells again and compare them, to the last bit.", show_default=False),
+    ] = None,
+    data_dir: options.DataDir = None,
+    results: ResultsFolder = RESULTS,
+    as_json: options.Json = False,
 ) -> None:
-    """Run what is missing, or run kept cells again; print the table, and with `as_json` the content of the file."""
-    from reproduction.study import StudyResults, run_study
-    from reproduction.study import recheck as run_again
+    """Run the cells of a study that are missing, keep each as it ends, and print them beside the published figures.
 
-    from apportion.errors import InvalidArgument
+    After an interruption the same command continues. With --recheck the exit code is 1 if a kept cell came out differently.
 
-    if not any((only or "") in cell.title for cell in found.cells) and only is not None:
+    Example: python -m reproduction run lin_table_2 --only "MNIST, ε = 2.93: papernot"
+    """
+    found = open_study(study)
+    if not any(only in cell.title for cell in found.cells) and only:
         example = found.cells[0].title if found.cells else "none"
         raise InvalidArgument("only", only, "no cell is called so", f"Use a part of a name such as {example!r}")
-    path = writable_folder(folder) / f"{found.name}.json"
-    results = StudyResults.open(found, path)
-    missing, count = results.missing, len(found.cells)
-    for cell in results.changed if recheck is None else ():
-        if (only or "") in cell.title:
-            print_error_stream(f"{cell.title}: its settings have changed, so it is computed again")
-    print_error_stream(f"{found.title}: {count - len(missing)} of {count} cells are kept in {path}")
+    kept = StudyResults.open(found, writable_folder(results) / f"{found.name}.json")
+    _announce(kept, only if recheck is None else None)
     workers = (os.cpu_count() or 1) if processes is None else processes
     if recheck is not None:
-        with _progress("recheck", min(recheck, count - len(missing))) as show:
-            findings = run_again(results, recheck, only=only or "", processes=workers, data_dir=data_dir, show=show)
+        with _progress("recheck", min(recheck, len(kept.runs))) as show:
+            findings = run_again(kept, recheck, only=only, processes=workers, data_dir=data_dir, show=show)
         _show_findings(findings, as_json=as_json)
         raise typer.Exit(0 if all(finding["same"] for finding in findings) else 1)
     try:
-        with _progress(found.name, sum((only or "") in cell.title for cell in missing)) as show:
-            run_study(results, only=only or "", processes=workers, data_dir=data_dir, show=show)
+        with _progress(found.name, sum(only in cell.title for cell in kept.missing)) as show:
+            run_study(kept, only=only, processes=workers, data_dir=data_dir, show=show)
     except KeyboardInterrupt:
-        print_error_stream(f"interrupted: {len(results.runs)} of {count} cells are kept; the same command goes on")
+        count = f"{len(kept.runs)} of {len(found.cells)} cells are kept"
+        print_error_stream(f"interrupted: {count}; the same command goes on")
         raise
-    for (experiment, recipe, seed), reason in results.refused.items():
+    _show_results(kept, as_json=as_json)
+
+
+def _announce(kept: StudyResults, only: str | None) -> None:
+    """Say what is kept, and which of the cells that contain `only` have to be computed again."""
+    for cell in kept.changed:
+        if only is not None and only in cell.title:
+            print_error_stream(f"{cell.title}: its settings have changed, so it is computed again")
+    count = len(kept.study.cells)
+    print_error_stream(
+        f"{kept.study.title}: {count - len(kept.missing)} of {count} cells are kept in {short(kept.path)}"
+    )
+
+
+def _show_results(kept: StudyResults, *, as_json: bool) -> None:
+    for (experiment, recipe, seed), reason in kept.refused.items():
         print_error_stream(f"{experiment}: {recipe}{'' if seed is None else f', seed {seed}'}: refused: {reason}")
-    for data, reason in results.without_data.items():
+    for data, reason in kept.without_data.items():
         print_error_stream(f"{data}: its cells were left out, the others were run: {reason}")
-    content = results.content()
+    content = kept.content()
     for reason, count in Counter(entry["reason"] for entry in content["not_run"]).items():
         print_error_stream(f"without a result: {count}, {reason}")
     if content["cells"]:
@@ -72,22 +98,12 @@ def run_study_file(
     if as_json:
         typer.echo(json.dumps({key: value for key, value in content.items() if key != "runs"}))
     elif content["cells"]:
-        typer.echo(f"Look at   apportion report {path}")
+        typer.echo(f"Look at   apportion report {short(kept.path)}")
 
 
 @contextmanager
-def _progress(name: str, total: int) -> Iterator[Callable[[Cell, dict[str, Any]], None]]:
-    """A bar over the cells in a terminal, and a line for each in a log, with the time that is left."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
+def _progress(name: str, total: int) -> Iterator[Show]:
+    """A bar over the cells in a terminal; in a log a line for each, with the time that is left."""
     console, started, done = Console(stderr=True, highlight=False), time.monotonic(), itertools.count(1)
     columns: list[Any] = [
         TextColumn("{task.description}"),
@@ -113,10 +129,6 @@ def _progress(name: str, total: int) -> Iterator[Callable[[Cell, dict[str, Any]]
 
 
 def _show_cells(content: dict[str, Any], *, as_json: bool) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     table = Table(title=escape(content["title"]))
     for heading in ("experiment", "recipe", "true ε", "its claim", "accuracy", "printed", "difference"):
         table.add_column(heading, justify="left" if heading in ("experiment", "recipe") else "right")
