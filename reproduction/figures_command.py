@@ -12,16 +12,17 @@ from apportion.cli import options
 from apportion.cli.output import print_error_stream, writable_folder
 from apportion.errors import InvalidArgument
 from reproduction.figures import Results, draw_all, fill_pages
-from reproduction.folders import RESULTS, ResultsFolder, short
+from reproduction.folders import PICTURES, RESULTS, ResultsFolder, short
 
 
 def figures(
     results: ResultsFolder = RESULTS,
     out: Annotated[
-        Path | None, typer.Option(help="Another folder for the pictures.", show_default="reproduction/pictures")
-    ] = None,
+        Path, typer.Option(help="The folder for the pictures.", show_default="reproduction/pictures")
+    ] = PICTURES,
     pages: Annotated[
-        bool, typer.Option("--pages", help="Fill the tables of reproduction/results.md and docs/choosing.md as well.")
+        bool,
+        typer.Option("--pages", help="Fill the tables of the pages in reproduction/ and of docs/choosing.md as well."),
     ] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -37,7 +38,7 @@ def figures(
     for name in found.strange:
         print_error_stream(f"{results / name}: neither a study nor a search, so it is not looked at")
     filled = fill_pages(found) if pages else []
-    drawn, left_out = draw_all(found, out if out is None else writable_folder(out))
+    drawn, left_out = draw_all(found, writable_folder(out))
     if as_json:
         missing = {figure.name: figure.command for figure in left_out}
         content = {"drawn": list(map(short, drawn)), "left_out": missing, "pages": list(map(short, filled))}

@@ -9,9 +9,7 @@ import typer
 
 HERE = Path(__file__).parent
 RESULTS, PICTURES = HERE / "results", HERE / "pictures"
-PAGES = (HERE / "results.md", HERE.parent / "docs" / "choosing.md")
-FRONT_PICTURES = HERE.parent / "docs" / "images"
-"""Of the picture that the project's README shows."""
+PAGES = (HERE / "README.md", HERE / "results.md", HERE.parent / "docs" / "choosing.md")
 
 ResultsFolder = Annotated[
     Path, typer.Option("--results", help="The folder of kept results.", show_default="reproduction/results")

@@ -151,9 +151,25 @@ def _show_findings(findings: list[dict[str, Any]], *, as_json: bool) -> None:
         typer.echo(json.dumps({"recheck": findings}))
         return
     for finding in findings:
-        verdict = "exactly the same" if finding["same"] else "DIFFERENT"
-        scores = f"{_percent(finding['test_accuracy_before'])} then, {_percent(finding['test_accuracy'])} now"
-        typer.echo(f"{finding['experiment']}: {finding['recipe']}, seed {finding['seed']}: {verdict} ({scores})")
+        seed = "" if finding["seed"] is None else f", seed {finding['seed']}"
+        verdict = "exactly the same" if finding["same"] else f"DIFFERENT ({_difference(finding)})"
+        typer.echo(f"{finding['experiment']}: {finding['recipe']}{seed}: {verdict}")
+    if not all(finding["same"] for finding in findings):
+        print_error_stream(
+            "Only the same kind of processor with the same versions of the libraries repeats a run to the last bit. "
+            "Elsewhere ε agrees to about eleven digits."
+        )
+
+
+def _difference(finding: dict[str, Any]) -> str:
+    parts = []
+    if finding["test_accuracy"] is not None:
+        parts.append(
+            f"accuracy {_percent(finding['test_accuracy_before'])} then, {_percent(finding['test_accuracy'])} now"
+        )
+    if finding["epsilon"] is not None:
+        parts.append(f"ε {finding['epsilon_before']:.15g} then, {finding['epsilon']:.15g} now")
+    return "; ".join(parts)
 
 
 def _percent(value: float | None) -> str:

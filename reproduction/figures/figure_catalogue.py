@@ -10,7 +10,7 @@ from reproduction.figures import du_figures as du
 from reproduction.figures import lin_figures as lin
 from reproduction.figures import prices, searches
 from reproduction.figures.kept_results import Results
-from reproduction.folders import FRONT_PICTURES, PICTURES
+from reproduction.folders import PICTURES
 
 SEARCH = "python -m reproduction search --out reproduction/results/search_NAME.json"
 
@@ -35,7 +35,7 @@ class Figure:
     @property
     def path(self) -> Path:
         """Where it is kept."""
-        return (FRONT_PICTURES if self.name == "headline" else PICTURES) / f"{self.name}.svg"
+        return PICTURES / f"{self.name}.svg"
 
     def drawn(self, results: Results) -> str | None:
         """The picture as SVG, or `None` if its results are missing."""
@@ -72,14 +72,13 @@ FIGURES = {
 }
 
 
-def draw_all(results: Results, folder: Path | None = None) -> tuple[list[Path], list[Figure]]:
-    """Write every picture whose results exist, to its own place or into `folder`; which were written, and which were left out."""
+def draw_all(results: Results, folder: Path) -> tuple[list[Path], list[Figure]]:
+    """Write every picture whose results exist; which were written, and which were left out."""
     pictures = {figure: figure.drawn(results) for figure in FIGURES.values()}
+    folder.mkdir(parents=True, exist_ok=True)
     written = []
     for figure, picture in pictures.items():
         if picture is not None:
-            path = figure.path if folder is None else folder / figure.path.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(picture, encoding="utf-8")
-            written.append(path)
+            written.append(folder / figure.path.name)
+            written[-1].write_text(picture, encoding="utf-8")
     return written, [figure for figure, picture in pictures.items() if picture is None]

@@ -58,7 +58,11 @@ def recheck(
     data_dir: Path | None = None,
     show: Show = lambda cell, run: None,
 ) -> list[dict[str, Any]]:
-    """Run some kept cells again, drawn at random, and compare: the same seed must give exactly the same accuracies and ε."""
+    """Run some kept cells again, drawn at random, and compare.
+
+    The same seed must give exactly the same accuracies and ε on the same kind of processor with the same versions. Another processor
+    may add up in another order, which changes about the twelfth digit of ε and of the noise.
+    """
     validate.whole("recheck", count, "so many cells are run again", "Use 3")
     kept = [cell for cell in results.study.cells if cell.place in results.runs and only in cell.title]
     if not kept:
@@ -78,6 +82,8 @@ def recheck(
                 "same": run["history"] == before["history"],
                 "test_accuracy": run.get("test_accuracy"),
                 "test_accuracy_before": before.get("test_accuracy"),
+                "epsilon": run["epsilon"],
+                "epsilon_before": before["epsilon"],
             }
         )
     return findings

@@ -8,7 +8,7 @@ from reproduction.figures import FIGURES, Results, draw_all
 from reproduction.figures.choosing import as_good, choosing_table
 from reproduction.figures.pages import fill
 from reproduction.figures.tables import rank_agreement, study_table
-from reproduction.folders import FRONT_PICTURES, HERE, PAGES, PICTURES, RESULTS
+from reproduction.folders import HERE, PAGES, PICTURES, RESULTS
 from reproduction.study import study_names
 
 
@@ -109,7 +109,7 @@ def test_a_wrong_part_is_refused(page):
 def test_every_study_and_every_figure_has_its_place_on_a_page():
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert [name for name in study_names() if f"<!-- results: {name} -->" not in text] == []
-    assert [name for name in FIGURES if f"<!-- figure: {name} -->" not in text] == ["headline"]  # for the front page
+    assert [name for name in FIGURES if f"<!-- figure: {name} -->" not in text] == []
 
 
 def test_the_committed_pages_and_figures_are_those_of_the_committed_results(tmp_path):
@@ -120,6 +120,5 @@ def test_the_committed_pages_and_figures_are_those_of_the_committed_results(tmp_
             f"{page.name} is old: run `python -m reproduction figures --pages`"
         )
     drawn, _ = draw_all(found, tmp_path)
-    files = [*PICTURES.glob("*.svg"), FRONT_PICTURES / "headline.svg"]
-    committed = {file.name: file.read_bytes() for file in files}
+    committed = {file.name: file.read_bytes() for file in PICTURES.glob("*.svg")}
     assert committed == {file.name: file.read_bytes() for file in drawn}, "run `python -m reproduction figures`"
