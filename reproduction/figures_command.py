@@ -35,7 +35,7 @@ def figures(
     if not results.is_dir():
         raise InvalidArgument("results", str(results), "it is not a folder", "Pass the folder that holds the files")
     found = Results.read(results)
-    for name in found.strange:
+    for name in found.unknown:
         print_error_stream(f"{results / name}: neither a study nor a search, so it is not looked at")
     filled = fill_pages(found) if pages else []
     drawn, left_out = draw_all(found, writable_folder(out))
