@@ -1,4 +1,4 @@
-"""`apportion figures`: pictures and tables of kept results."""
+"""`python -m reproduction figures`: pictures and tables of kept results."""
 
 from __future__ import annotations
 
@@ -10,43 +10,41 @@ import typer
 
 from apportion.cli import options
 from apportion.cli.output import print_error_stream, writable_folder
+from apportion.errors import InvalidArgument
+from reproduction.figures import Results, draw_all, fill_pages
+from reproduction.folders import PICTURES, RESULTS, ResultsFolder, short
 
 
 def figures(
-    results: Annotated[Path, typer.Option(help="The folder in which studies and searches are kept.")] = Path("results"),
-    out: Annotated[Path, typer.Option(help="The folder for the pictures.")] = Path("docs/figures"),
+    results: ResultsFolder = RESULTS,
+    out: Annotated[
+        Path, typer.Option(help="The folder for the pictures.", show_default="reproduction/pictures")
+    ] = PICTURES,
     pages: Annotated[
-        Path | None,
-        typer.Option(help="Fill the tables of results.md and choosing.md in this folder as well.", show_default=False),
-    ] = None,
+        bool,
+        typer.Option("--pages", help="Fill the tables of the pages in reproduction/ and of docs/choosing.md as well."),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Draw every figure whose results exist, as SVG; nothing is trained.
 
     The same results give the same bytes. Says which figures it leaves out, and the command that makes their results.
 
-    Example: apportion figures --pages docs
+    Example: python -m reproduction figures --pages
     """
-    from apportion.errors import InvalidArgument
-    from reproduction.figures import Results, draw_all, fill_pages
-
-    if results.exists() and not results.is_dir():
+    if not results.is_dir():
         raise InvalidArgument("results", str(results), "it is not a folder", "Pass the folder that holds the files")
-    if pages is not None and not results.is_dir():
-        raise InvalidArgument(
-            "results", str(results), "there is no such folder, and the tables would be emptied", "Run a study first"
-        )
     found = Results.read(results)
-    for name in found.strange:
+    for name in found.unknown:
         print_error_stream(f"{results / name}: neither a study nor a search, so it is not looked at")
-    filled = [] if pages is None else fill_pages(found, pages, out)
+    filled = fill_pages(found) if pages else []
     drawn, left_out = draw_all(found, writable_folder(out))
     if as_json:
         missing = {figure.name: figure.command for figure in left_out}
-        content = {"drawn": list(map(str, drawn)), "left_out": missing, "pages": list(map(str, filled))}
+        content = {"drawn": list(map(short, drawn)), "left_out": missing, "pages": list(map(short, filled))}
         typer.echo(json.dumps(content, ensure_ascii=False))
         return
     for path in (*drawn, *filled):
-        typer.echo(path)
+        typer.echo(short(path))
     for figure in left_out:
         print_error_stream(f"{figure.name} left out, it needs {figure.command}")

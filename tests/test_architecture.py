@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,18 @@ def imports_of(path):
                 yield from ((f"apportion.{alias.name}", node) for alias in node.names)
             else:
                 yield node.module, node
+
+
+def test_nothing_in_the_package_needs_the_papers():
+    for path in SOURCE.rglob("*.py"):
+        assert not [name for name, _ in imports_of(path) if name.split(".")[0] == "reproduction"], path
+
+
+def test_the_wheel_holds_the_package_alone():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel["packages"] == ["src/apportion"]
+    assert "force-include" not in wheel
 
 
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")

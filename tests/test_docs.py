@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")])
-named = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+FOLDERS = (ROOT / "docs", ROOT / "reproduction")
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "SECURITY.md", *(page for folder in FOLDERS for page in folder.glob("*.md"))]
+)
+named = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 FENCED = re.compile(r"^```.*?^```", flags=re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-PATH = re.compile(r"`((?:src|tests|docs|benchmarks)/[^`\s:]+)")
+PATH = re.compile(r"`((?:src|tests|docs|benchmarks|reproduction)/[^`\s:]+)")
 
 
 def text_of(page):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from reproduction.figures import svg
-from reproduction.figures.scale import Scale, written
+from reproduction.figures.scale import Scale, format_number
 
 Point = tuple[float, float]
 WIDTH, HEIGHT = 300.0, 250.0
@@ -55,7 +55,7 @@ class Panel:
         return across, up
 
 
-def chart(title: str, subtitle: str, panels: Sequence[Panel]) -> str:
+def line_chart(title: str, subtitle: str, panels: Sequence[Panel]) -> str:
     """The picture; a name has the same colour in every panel."""
     names = list(dict.fromkeys(one.name for panel in panels for one in panel.series))
     colours = {name: svg.COLOURS[number % len(svg.COLOURS)] for number, name in enumerate(names)}
@@ -70,7 +70,7 @@ def chart(title: str, subtitle: str, panels: Sequence[Panel]) -> str:
     return svg.document(title, described, width, top + down * -(-len(panels) // svg.COLUMNS), parts)
 
 
-def spread(wanted: Sequence[float], heights: Sequence[float], least: float, most: float) -> list[float]:
+def spread_labels(wanted: Sequence[float], heights: Sequence[float], least: float, most: float) -> list[float]:
     """Middles near `wanted` of labels that do not overlap and stay in [least, most], as far as there is room; their order stays.
 
     From above to below each is pushed under its predecessor, and from below to above back over its successor.
@@ -97,11 +97,11 @@ def _panel(panel: Panel, left: float, top: float, colours: Mapping[str, str]) ->
     parts = [svg.text(left, top - 10, panel.title, bold=True, size=13)]
     for tick in up.ticks(6):
         y = bottom - up.share(tick) * HEIGHT
-        parts += [svg.line(left, y, right, y), svg.text(left - 8, y + 4, written(tick), "end", colour=svg.QUIET)]
+        parts += [svg.line(left, y, right, y), svg.text(left - 8, y + 4, format_number(tick), "end", colour=svg.QUIET)]
     for tick in across.ticks(6):
         x = left + across.share(tick) * WIDTH
         parts += [svg.line(x, bottom, x, bottom + 4, svg.QUIET)]
-        parts += [svg.text(x, bottom + 17, written(tick), "middle", colour=svg.QUIET)]
+        parts += [svg.text(x, bottom + 17, format_number(tick), "middle", colour=svg.QUIET)]
     parts.append(svg.line(left, bottom, right, bottom, svg.QUIET))
     parts.append(svg.text((left + right) / 2, bottom + 36, panel.across, "middle", colour=svg.QUIET))
     parts.append(svg.upright(left - 50, (top + bottom) / 2, panel.up))
@@ -115,7 +115,7 @@ def _panel(panel: Panel, left: float, top: float, colours: Mapping[str, str]) ->
     for one in panel.series:
         parts.append(svg.polyline([at(*point) for point in one.points], colours[one.name], dashed=one.dashed))
         if one.dots:
-            notes = [f"{one.name}: {written(x)}, {written(y)}" for x, y in one.points]
+            notes = [f"{one.name}: {format_number(x)}, {format_number(y)}" for x, y in one.points]
             parts += [
                 svg.circle(*at(*point), colours[one.name], note, hollow=one.dashed)
                 for point, note in zip(one.points, notes, strict=True)
@@ -139,7 +139,7 @@ def _names(
     broken = [_broken(one.name) for one in named]
     ends = [at(*one.points[-1]) for one in named]
     heights = [_LINE * len(lines) + 2 for lines in broken]
-    middles = spread([y for _, y in ends], heights, top - 6, top + HEIGHT + 6)
+    middles = spread_labels([y for _, y in ends], heights, top - 6, top + HEIGHT + 6)
     parts = []
     for one, (x, y), lines, middle in zip(named, ends, broken, middles, strict=True):
         parts.append(svg.polyline([(x, y), (right + 2, y), (right + 14, middle)], colours[one.name], width=1))
@@ -154,5 +154,5 @@ def _broken(name: str) -> list[str]:
 
 
 def _in_words(panel: Panel) -> str:
-    ends = [f"{one.name} {written(round(one.points[-1][1], 3))}" for one in panel.series if not one.quiet]
+    ends = [f"{one.name} {format_number(round(one.points[-1][1], 3))}" for one in panel.series if not one.quiet]
     return f"{panel.title}: {panel.up} against {panel.across}; where the lines end: {', '.join(ends)}."

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from apportion.report.judging import CLOSE
 from reproduction.figures.kept_results import Cell, Results
-from reproduction.figures.tables import markdown_table, plain, shown
+from reproduction.figures.tables import escape_markdown, format_accuracy, markdown_table
 
 COMPARISONS = ("lin_table_2", "lin_table_3", "du_table_1", "du_table_2", "du_table_3", "monir_table_8", "monir_e2")
 """The studies that compare recipes. Others vary one number of a recipe."""
@@ -29,11 +29,11 @@ def choosing_table(results: Results) -> str | None:
         study, best = max(found, key=lambda one: _score(one[1]))
         rows.append(
             [
-                f"{plain(data)}, {plain(model)}",
+                f"{escape_markdown(data)}, {escape_markdown(model)}",
                 f"{epsilon:g}",
-                plain(best.recipe),
-                shown(best.test_accuracy, best.test_accuracy_std),
-                "; ".join(plain(cell.recipe) for cell in as_good(best, [cell for _, cell in found])) or "–",
+                escape_markdown(best.recipe),
+                format_accuracy(best.test_accuracy, best.test_accuracy_std),
+                "; ".join(escape_markdown(cell.recipe) for cell in as_good(best, [cell for _, cell in found])) or "–",
                 f"`{study}`",
             ]
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reproduction.figures import svg
-from reproduction.figures.scale import Scale, written
+from reproduction.figures.scale import Scale, format_number
 
 OURS, PRINTED = svg.COLOURS[0], svg.COLOURS[1]
 WIDTH, ROW = 200.0, 24.0
@@ -49,7 +49,7 @@ class Group:
         return Scale.around([value for values in drawn for value in values])
 
 
-def dots(title: str, subtitle: str, across: str, groups: Sequence[Group], *, printed: bool = True) -> str:
+def dot_chart(title: str, subtitle: str, across: str, groups: Sequence[Group], *, printed: bool = True) -> str:
     """The picture, rows side by side for every group; `printed` adds what the source printed."""
     names = 22 + max(svg.width_of(row.name) for group in groups for row in group.rows)
     columns = (58.0, 112.0) if printed else (52.0,)
@@ -81,7 +81,7 @@ def _group(group: Group, left: float, top: float, names: float, columns: Sequenc
         parts += [svg.text(right + columns[1], top, "printed", "end", colour=PRINTED, bold=True)]
     for tick in scale.ticks(5):
         parts += [svg.line(at(tick), first, at(tick), bottom)]
-        parts += [svg.text(at(tick), bottom + 16, written(tick), "middle", colour=svg.QUIET)]
+        parts += [svg.text(at(tick), bottom + 16, format_number(tick), "middle", colour=svg.QUIET)]
     parts.append(svg.text((start + right) / 2, bottom + 34, across, "middle", colour=svg.QUIET))
     for number, row in enumerate(group.rows):
         y, colour = first + ROW * (number + 0.5), svg.QUIET if row.quiet else svg.INK

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from reproduction.figures.chart import Panel, chart
+from reproduction.figures.chart import Panel, line_chart
 from reproduction.figures.kept_results import Results, Run
-from reproduction.figures.lines import accuracy, against, kept, percent, runs_for_each_dot
+from reproduction.figures.lines import accuracy, dotted_line, drop_missing, percent, runs_for_each_dot
 from reproduction.figures.prices import consumption
 
 _FALL = (
@@ -21,19 +21,21 @@ def du_table_1(results: Results) -> str | None:
         here = [cell for cell in cells if cell.data == data]
         recipes = dict.fromkeys(cell.recipe for cell in here)
         of = {recipe: [cell for cell in here if cell.recipe == recipe] for recipe in recipes}
-        ours = [against(name, [(cell.epsilon or 0.0, accuracy(cell)) for cell in of[name]]) for name in recipes]
+        ours = [dotted_line(name, [(cell.epsilon or 0.0, accuracy(cell)) for cell in of[name]]) for name in recipes]
         printed = [
-            against(name, [(cell.paper_epsilon or 0.0, percent(cell.paper_accuracy)) for cell in of[name]], dashed=True)
+            dotted_line(
+                name, [(cell.paper_epsilon or 0.0, percent(cell.paper_accuracy)) for cell in of[name]], dashed=True
+            )
             for name in recipes
         ]
         once = {
-            line.points: line for line in reversed(kept(printed))
+            line.points: line for line in reversed(drop_missing(printed))
         }  # a recipe calibrated in two ways was printed once
         if any(ours):
             title = here[0].experiment.partition(",")[0]
-            panels.append(Panel(title, "ε", "test accuracy, %", kept([*once.values(), *ours])))
+            panels.append(Panel(title, "ε", "test accuracy, %", drop_missing([*once.values(), *ours])))
     subtitle = "Full dots: ours, at the ε truly spent. Hollow dots, dashed: printed, at the ε claimed there."
-    return chart("Du et al., Table 1: noise and threshold that fall", subtitle, panels) if panels else None
+    return line_chart("Du et al., Table 1: noise and threshold that fall", subtitle, panels) if panels else None
 
 
 def du_consumption(results: Results) -> str | None:
@@ -53,25 +55,25 @@ def du_sensitivity(results: Results) -> str | None:
             if len(set(found.values())) < 2:
                 continue
             pairs = [(x, accuracy(cell)) for cell in study.of(experiment) if (x := found.get(cell.recipe)) is not None]
-            line = against("du-dynamic", pairs)
+            line = dotted_line("du-dynamic", pairs)
             panels += [Panel(experiment, name, "test accuracy, %", (line,))] if line else []
     subtitle = f"MNIST, ε = 0.4. {runs_for_each_dot(study)}"
-    return chart("How much dynamic DP-SGD depends on its factors", subtitle, panels) if panels else None
+    return line_chart("How much dynamic DP-SGD depends on its factors", subtitle, panels) if panels else None
 
 
 def du_bounds(results: Results) -> str | None:
     """The true ε against the one that a central limit theorem claims."""
     cells = results.studies["du_bounds"].cells
     recipes = dict.fromkeys(cell.recipe for cell in cells)
-    lines = kept(
-        against(
+    lines = drop_missing(
+        dotted_line(
             name, [(cell.paper_epsilon, cell.epsilon) for cell in cells if cell.recipe == name and cell.paper_epsilon]
         )
         for name in recipes
     )
     panel = Panel("MNIST, B = 256, 20 epochs", "ε claimed by the limit theorem", "true ε (PLD)", lines, diagonal=True)
     subtitle = "Dashed: where claim and price agree. Above it the claim promises more than is true."
-    return chart("What the limit theorem claims, and what it costs", subtitle, [panel]) if lines else None
+    return line_chart("What the limit theorem claims, and what it costs", subtitle, [panel]) if lines else None
 
 
 def _fall(run: Run, role: str) -> float | None:

@@ -10,8 +10,9 @@ from reproduction.figures import du_figures as du
 from reproduction.figures import lin_figures as lin
 from reproduction.figures import prices, searches
 from reproduction.figures.kept_results import Results
+from reproduction.folders import PICTURES
 
-SEARCH = "apportion search --out results/search_NAME.json"
+SEARCH = "python -m reproduction search --out reproduction/results/search_NAME.json"
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,15 @@ class Figure:
     @property
     def command(self) -> str:
         """What makes its results."""
-        return SEARCH if self.study is None else f"apportion compare {self.study}"
+        return SEARCH if self.study is None else f"python -m reproduction run {self.study}"
+
+    @property
+    def path(self) -> Path:
+        """Where it is kept."""
+        return PICTURES / f"{self.name}.svg"
 
     def drawn(self, results: Results) -> str | None:
-        """The picture, or `None` if its results are missing."""
+        """The picture as SVG, or `None` if its results are missing."""
         return self.draw(results) if self.study is None or self.study in results.studies else None
 
 
@@ -67,12 +73,12 @@ FIGURES = {
 
 
 def draw_all(results: Results, folder: Path) -> tuple[list[Path], list[Figure]]:
-    """Write every picture whose results are there; which were written, and which were left out."""
-    pictures = {name: figure.drawn(results) for name, figure in FIGURES.items()}
+    """Write every picture whose results exist; which were written, and which were left out."""
+    pictures = {figure: figure.drawn(results) for figure in FIGURES.values()}
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, picture in pictures.items():
+    for figure, picture in pictures.items():
         if picture is not None:
-            written.append(folder / f"{name}.svg")
+            written.append(folder / figure.path.name)
             written[-1].write_text(picture, encoding="utf-8")
-    return written, [FIGURES[name] for name, picture in pictures.items() if picture is None]
+    return written, [figure for figure, picture in pictures.items() if picture is None]

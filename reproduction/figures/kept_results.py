@@ -152,16 +152,16 @@ class SearchFile(_Part):
 
 @dataclass(frozen=True)
 class Results:
-    """All files of a folder, by the stem of their name. `strange` are those that are neither studies nor searches."""
+    """All files of a folder, by the stem of their name. `unknown` are those that are neither studies nor searches."""
 
     studies: Mapping[str, StudyFile] = field(default_factory=dict)
     searches: Mapping[str, SearchFile] = field(default_factory=dict)
-    strange: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> Results:
         """What is in the folder; nothing if there is none."""
-        studies, searches, strange = {}, {}, []
+        studies, searches, unknown = {}, {}, []
         for file in sorted(folder.glob("*.json")):
             content = _content(file)
             if isinstance(content, dict) and "runs" in content:
@@ -169,8 +169,8 @@ class Results:
             elif isinstance(content, dict) and "trace" in content:
                 searches[file.stem] = _checked(SearchFile, content, file)
             else:
-                strange.append(file.name)
-        return cls(studies, searches, tuple(strange))
+                unknown.append(file.name)
+        return cls(studies, searches, tuple(unknown))
 
 
 def _content(file: Path) -> Any:
@@ -191,5 +191,5 @@ def _checked(kind: type[_Kind], content: dict[str, Any], file: Path) -> _Kind:
 
 
 def _damaged(file: Path, reason: str) -> InvalidArgument:
-    fix = f"Restore it, or move it away and run `apportion compare {file.stem}`"
+    fix = f"Restore it, or move it away and run `python -m reproduction run {file.stem}`"
     return InvalidArgument("results", str(file), f"it is no file of results ({reason})", fix)

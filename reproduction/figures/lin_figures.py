@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from reproduction.figures.chart import Panel, chart
-from reproduction.figures.dots import Group, Row, dots
+from reproduction.figures.chart import Panel, line_chart
+from reproduction.figures.dots import Group, Row, dot_chart
 from reproduction.figures.kept_results import Cell, Results, Run
-from reproduction.figures.lines import accuracy, against, kept, over_time, percent, runs_for_each_dot
+from reproduction.figures.lines import accuracy, dotted_line, drop_missing, over_time, percent, runs_for_each_dot
 
 MIDDLE = ("MNIST, ε = 2.93", "Fashion-MNIST, ε = 2.7", "CIFAR-10, ε = 6.78")
 """The experiments of Table 2 with the middle one of three budgets, at which all methods are compared."""
@@ -18,7 +18,7 @@ def ramp_up(results: Results) -> str | None:
     study = results.studies["ramp_up"]
     panels = []
     for experiment in study.experiments:
-        lines = kept(
+        lines = drop_missing(
             over_time(recipe, runs, lambda entry: entry.median_norm, positive=True)
             for recipe, runs in study.runs_of(experiment).items()
         )
@@ -27,7 +27,7 @@ def ramp_up(results: Results) -> str | None:
     subtitle = (
         "Median norm of unclipped gradients with fixed thresholds C. Read without noise, on published benchmarks only."
     )
-    return chart("Gradient norms while training", subtitle, panels) if panels else None
+    return line_chart("Gradient norms while training", subtitle, panels) if panels else None
 
 
 def lin_thresholds(results: Results) -> str | None:
@@ -35,7 +35,7 @@ def lin_thresholds(results: Results) -> str | None:
     study = results.studies["lin_table_2"]
     panels = []
     for experiment in MIDDLE:
-        lines = kept(
+        lines = drop_missing(
             over_time(recipe, runs, lambda entry: entry.threshold, positive=True)
             for recipe, runs in study.runs_of(experiment).items()
             if _comparable(runs[0])
@@ -46,7 +46,7 @@ def lin_thresholds(results: Results) -> str | None:
         "With a threshold for each layer, the root of the sum of squares. AdaClip is left out: it clips gradients that it has "
         "standardised. Bands: least and most over seeds."
     )
-    return chart("Thresholds of the methods", subtitle, panels) if panels else None
+    return line_chart("Thresholds of the methods", subtitle, panels) if panels else None
 
 
 def lin_initial(results: Results) -> str | None:
@@ -59,14 +59,14 @@ def lin_initial(results: Results) -> str | None:
             start = (runs[0].clip or {}).get("start")
             if isinstance(start, float | int) and start > 0:
                 pairs += [(float(start), accuracy(cell)) for cell in study.of(experiment) if cell.recipe == recipe]
-        lines.append(against("lin-decay", pairs))
+        lines.append(dotted_line("lin-decay", pairs))
     panels = [
         Panel(experiment, "first threshold C₀", "test accuracy, %", (line,), frozenset("x"))
         for experiment, line in zip(study.experiments, lines, strict=True)
         if line is not None
     ]
     subtitle = f"Test accuracy with thresholds C₀/√t. {runs_for_each_dot(study)}"
-    return chart("How much the decay depends on its first threshold", subtitle, panels) if panels else None
+    return line_chart("How much the decay depends on its first threshold", subtitle, panels) if panels else None
 
 
 def lin_table_2(results: Results) -> str | None:
@@ -74,7 +74,7 @@ def lin_table_2(results: Results) -> str | None:
     study = results.studies["lin_table_2"]
     groups = [_group(experiment, study.of(experiment)) for experiment in MIDDLE if study.of(experiment)]
     subtitle = "Test accuracy at equal privacy. An arrow marks what lies below the axis."
-    return dots("Lin et al., Table 2, middle budgets", subtitle, "test accuracy, %", groups) if groups else None
+    return dot_chart("Lin et al., Table 2, middle budgets", subtitle, "test accuracy, %", groups) if groups else None
 
 
 def headline(results: Results) -> str | None:
@@ -92,7 +92,7 @@ def headline(results: Results) -> str | None:
             groups.append(_group(experiment, without + best + plain))
     subtitle = "Test accuracy at one privacy budget; δ = 1/N, one record as the unit."
     title = "What a method makes of the same privacy budget"
-    return dots(title, subtitle, "test accuracy, %", groups, printed=False) if groups else None
+    return dot_chart(title, subtitle, "test accuracy, %", groups, printed=False) if groups else None
 
 
 def _score(cell: Cell) -> float:

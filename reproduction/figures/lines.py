@@ -32,7 +32,7 @@ def over_time(
     return _series(name, found)
 
 
-def against(name: str, pairs: Iterable[tuple[float, float | None]], *, dashed: bool = False) -> Series | None:
+def dotted_line(name: str, pairs: Iterable[tuple[float, float | None]], *, dashed: bool = False) -> Series | None:
     """A line with dots through pairs, of which those without y are left out; a dashed one needs no name of its own."""
     points = sorted((x, y) for x, y in pairs if y is not None)
     return Series(name, tuple(points), dots=True, dashed=dashed, quiet=dashed) if points else None
@@ -47,7 +47,7 @@ def accuracy(cell: Cell) -> float | None:
     return percent(cell.test_accuracy)
 
 
-def kept(series: Iterable[Series | None]) -> tuple[Series, ...]:
+def drop_missing(series: Iterable[Series | None]) -> tuple[Series, ...]:
     """Those that there are."""
     return tuple(one for one in series if one is not None)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from reproduction.figures.chart import Panel, chart
+from reproduction.figures.chart import Panel, line_chart
 from reproduction.figures.kept_results import Results, StudyFile
-from reproduction.figures.lines import kept, over_time
+from reproduction.figures.lines import drop_missing, over_time
 
 
 def consumption(title: str, subtitle: str, study: StudyFile, *, logarithmic: bool = False) -> str | None:
@@ -12,13 +12,13 @@ def consumption(title: str, subtitle: str, study: StudyFile, *, logarithmic: boo
     axes = frozenset("y" if logarithmic else "")
     panels = []
     for experiment in study.experiments:
-        lines = kept(
+        lines = drop_missing(
             over_time(recipe, runs, lambda entry: entry.epsilon, by_epoch=False, positive=logarithmic)
             for recipe, runs in study.runs_of(experiment).items()
         )
         if lines:
             panels.append(Panel(experiment, "step", "ε spent", lines, axes, zero=not logarithmic))
-    return chart(title, subtitle, panels) if panels else None
+    return line_chart(title, subtitle, panels) if panels else None
 
 
 def monir_consumption(results: Results) -> str | None:

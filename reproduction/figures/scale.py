@@ -56,7 +56,7 @@ class Scale:
         return power * next(factor for factor in _ROUND if factor * power >= width * (1 - 1e-9))
 
 
-def written(value: float) -> str:
+def format_number(value: float) -> str:
     """A number as people write it, without a needless zero: 0.5, 1,200, 1e-5."""
     if value and abs(value) < 1e-3:
         mantissa, exponent = f"{value:.3g}".split("e") if "e" in f"{value:.3g}" else (f"{value:.3g}", "")

@@ -16,12 +16,12 @@ MARKS = {True: " ✓", False: " ✗", None: ""}
 
 def study_table(study: StudyFile) -> str:
     """A heading, a table and a verdict for each experiment that was run; at the end what was not run, and why."""
-    blocks = [f"*{plain(study.note)}*"] if study.note else []
-    if summary := met(study.cells):
+    blocks = [f"*{escape_markdown(study.note)}*"] if study.note else []
+    if summary := count_met(study.cells):
         blocks.append(f"**{summary}**")
     for experiment in study.experiments:
         if cells := study.of(experiment):
-            blocks += [f"**{plain(experiment)}**", _table(cells)]
+            blocks += [f"**{escape_markdown(experiment)}**", _table(cells)]
             blocks += [line] if (line := _verdict(cells)) else []
     blocks += [_not_run(study.not_run)] if study.not_run else []
     return "\n\n".join(blocks) or "no results yet"
@@ -35,7 +35,7 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, wo
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def met(cells: Sequence[Cell]) -> str:
+def count_met(cells: Sequence[Cell]) -> str:
     """How many of the cells with a printed figure reached it; empty if there are none."""
     judged = [cell.met for cell in cells if cell.met is not None]
     return f"{sum(judged)} of {len(judged)} met" if judged else ""
@@ -57,14 +57,14 @@ def rank_agreement(cells: Sequence[Cell]) -> float | None:
     return None if math.isnan(value) else value
 
 
-def shown(accuracy: float | None, deviation: float | None) -> str:
+def format_accuracy(accuracy: float | None, deviation: float | None) -> str:
     """An accuracy in percent, with its deviation if there is one."""
     if accuracy is None:
         return ""
     return f"{100 * accuracy:.2f}" + ("" if deviation is None else f" ± {100 * deviation:.2f}")
 
 
-def plain(words: str) -> str:
+def escape_markdown(words: str) -> str:
     """Text that Markdown takes as it is."""
     for letter in ("\\", "|", "*", "_", "`", "<", "["):
         words = words.replace(letter, "\\" + letter)
@@ -84,11 +84,11 @@ def _table(cells: Sequence[Cell]) -> str:
 
 def _row(cell: Cell) -> list[str]:
     seeds = f" ({len(cell.seeds)} seeds)" if len(cell.seeds) > 1 else ""
-    ours = shown(cell.test_accuracy, cell.test_accuracy_std)
+    ours = format_accuracy(cell.test_accuracy, cell.test_accuracy_std)
     return [
-        plain(cell.recipe),
+        escape_markdown(cell.recipe),
         ours + seeds if ours else "",
-        shown(cell.paper_accuracy, cell.paper_accuracy_std),
+        format_accuracy(cell.paper_accuracy, cell.paper_accuracy_std),
         "" if cell.difference is None else _signed(cell.difference) + MARKS[cell.met],
         _spent(cell),
         "" if cell.paper_epsilon is None else f"{cell.paper_epsilon:g}",
@@ -106,14 +106,14 @@ def _spent(cell: Cell) -> str:
 
 def _control(control: Cell, recipe: Cell | None) -> list[str]:
     row = _row(control)
-    row[0] = f"↳ control of {plain(str(control.control_of))}: {row[0]}"
+    row[0] = f"↳ control of {escape_markdown(str(control.control_of))}: {row[0]}"
     if recipe is not None and recipe.test_accuracy is not None and control.test_accuracy is not None:
         row[3] = f"recipe − control: {_signed(recipe.test_accuracy - control.test_accuracy)}"
     return row
 
 
 def _verdict(cells: Sequence[Cell]) -> str:
-    tau, judged = rank_agreement(cells), met(cells)
+    tau, judged = rank_agreement(cells), count_met(cells)
     order = "" if tau is None else f"rank agreement with the paper τ = {tau:.2f}".replace("-", "−")
     return "; ".join(part for part in (judged, order) if part) + ("." if judged or order else "")
 
@@ -127,7 +127,7 @@ def _not_run(entries: Sequence[NotRun]) -> str:
     for (reason, experiment), names in recipes.items():
         experiments.setdefault((reason, ", ".join(names)), []).append(experiment)
     lines = [
-        f"- {plain(names)} ({plain('; '.join(where))}): {plain(reason.removeprefix('not run: '))}"
+        f"- {escape_markdown(names)} ({escape_markdown('; '.join(where))}): {escape_markdown(reason.removeprefix('not run: '))}"
         for (reason, names), where in experiments.items()
     ]
     return "\n".join(["Not run:", "", *lines])

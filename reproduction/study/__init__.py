@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reproduction.study.run_study import recheck, run_study
-from reproduction.study.study import Study, is_study, study
+from reproduction.study.running import recheck, run_study
+from reproduction.study.study import Study, open_study, read_study, study_names
 from reproduction.study.study_results import StudyResults
 
-__all__ = ["Study", "StudyResults", "is_study", "recheck", "run_study", "study"]
+__all__ = ["Study", "StudyResults", "open_study", "read_study", "recheck", "run_study", "study_names"]

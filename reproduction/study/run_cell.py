@@ -8,34 +8,37 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from apportion.compare.commit import commit
 from apportion.compare.comparison import run_recipe
+from apportion.compare.processes import one_thread
 from apportion.compare.resolve import resolve
-from apportion.compare.threads import one_thread
-from apportion.report.planning import plan_facts, plan_recipe
-from apportion.training.versions import package_versions
-from reproduction.study.cell import Cell
-from reproduction.study.norms import median_norms
+from apportion.report.planning import plan_by_limit_theorem, plan_facts, plan_recipe
+from apportion.training.versions import package_versions, source_commit
+from reproduction.study.gradient_norms import median_norms
+from reproduction.study.paper_experiment import Cell
 
 _KEPT = ("epsilon", "test_accuracy", "median_norm")
+_subject = cache(resolve)
 
 
 def run_cell(cell: Cell, data_dir: Path | None = None) -> dict[str, Any]:
-    """The outcome as data: settings, ε, accuracy, history where it was looked at, and what it was computed with."""
-    experiment, source = cell.experiment, commit()  # asked before: the files may change while it runs
+    """The outcome as data: settings, ε, accuracy, the history of evaluated steps, and what it was computed with."""
+    commit = source_commit()  # before the run: the files may change while it runs
     with one_thread(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "delta=", UserWarning)  # δ = 1/N is what the papers use
-        if experiment.kind == "price":
-            run = _priced(cell)
-        else:
-            subject = _subject(experiment.data, experiment.model, data_dir)
-            probe = median_norms(experiment.data, subject) if experiment.kind == "norms" else None
-            run = run_recipe(experiment, cell.choice, subject, cell.seed, None, progress=False, probe=probe)
-    looked_at = [entry for entry in run["history"] if any(entry.get(key) is not None for key in _KEPT)]
-    return run | {"history": looked_at, "commit": source, "versions": package_versions()}
+        run = _trained(cell, data_dir) if cell.needs_data else _priced(cell)
+    evaluated = [entry for entry in run["history"] if any(entry.get(key) is not None for key in _KEPT)]
+    return run | {"history": evaluated, "commit": commit, "versions": package_versions()}
 
 
-_subject = cache(resolve)
+def _trained(cell: Cell, data_dir: Path | None) -> dict[str, Any]:
+    experiment, choice = cell.experiment, cell.choice
+    subject = _subject(experiment.data, experiment.model, data_dir)
+    probe = median_norms(experiment.data, subject) if experiment.kind == "norms" else None
+    plan = None
+    if choice.calibrated_by == "clt":  # the noise of the limit theorem, at its true price
+        plan = plan_by_limit_theorem(choice.recipe(), experiment.budget(), experiment.sampling())
+    run = run_recipe(experiment, choice, subject, cell.seed, None, progress=False, probe=probe, plan=plan)
+    return run if run["target_epsilon"] is None else run | {"target_epsilon": experiment.epsilon}
 
 
 def _priced(cell: Cell) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`results/<study>.json`: what was run, kept so that it is run once."""
+"""`reproduction/results/<study>.json`: what was run, kept so that it is run once, and its means beside what the source printed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from apportion.compare.comparison import over_seeds
 from apportion.errors import InvalidArgument
+from apportion.report.judging import CLOSE, more_than_claimed
 from apportion.training.checkpoint import replace_file
-from reproduction.study.cell import Cell
-from reproduction.study.study import Study, label
-from reproduction.study.study_summary import summarise
+from reproduction.study.paper_experiment import Cell
+from reproduction.study.study import Study
 
 VERSION = 1
 Place = tuple[str, str, int | None]
@@ -40,7 +41,7 @@ class StudyResults:
 
     @classmethod
     def open(cls, study: Study, path: Path) -> StudyResults:
-        """What the file holds and the study still asks for, and what other studies beside it ran with the same settings."""
+        """What the file holds and the study still asks for, and what other studies in the folder ran with the same settings."""
         results = cls(study, path)
         if path.exists():
             results._take(_runs(path))
@@ -113,7 +114,7 @@ class StudyResults:
             found[experiment, recipe] = {"paper_accuracy": _fraction(cell.choice.paper), "reason": reason}
         for one in self.study.experiments:
             for later in one.later:
-                found[label(one), later.label] = {"paper_accuracy": _fraction(later.paper), "reason": later.reason}
+                found[one.shown, later.label] = {"paper_accuracy": _fraction(later.paper), "reason": later.reason}
         return [{"experiment": experiment, "recipe": recipe, **why} for (experiment, recipe), why in found.items()]
 
     @staticmethod
@@ -127,6 +128,40 @@ class StudyResults:
             "paper_epsilon": None if run["epsilon"] is None else experiment.paper_epsilon or experiment.epsilon,
             "control_of": choice.control_of,
         }
+
+
+def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each recipe of each experiment.
+
+    `met` compares with the source: our mean is at least the printed accuracy minus 0.3 points. `None` where it printed none, and where
+    we spent more than it claims, as plans of a limit theorem do: at another price there is nothing to compare.
+    """
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault((run["experiment"], run["recipe"]), []).append(run)
+    return [_row(experiment, recipe, members) for (experiment, recipe), members in groups.items()]
+
+
+def _row(experiment: str, recipe: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    first, ours = runs[0], over_seeds(runs)
+    mean, spent, paper = ours["test_accuracy"], ours["epsilon"], first.get("paper_accuracy")
+    difference = None if mean is None or paper is None else mean - paper
+    dearer = spent is not None and more_than_claimed(spent, first["paper_epsilon"])
+    return {
+        "experiment": experiment,
+        "recipe": recipe,
+        "data": first["data"],
+        "model": first["model"],
+        "target_epsilon": first["target_epsilon"],
+        "paper_epsilon": None if spent is None else first["paper_epsilon"],
+        "delta": first["delta"],
+        "paper_accuracy": paper,
+        "paper_accuracy_std": first.get("paper_accuracy_std"),
+        "difference": difference,
+        "met": None if difference is None or dearer else difference >= -CLOSE,
+        "control_of": first.get("control_of"),
+        **ours,
+    }
 
 
 def _place(run: dict[str, Any]) -> Place:

@@ -1,25 +1,23 @@
-"""Pictures of results that nobody computed."""
+"""Pictures of invented results."""
 
 import json
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 
 import pytest
-from reproduction.experiments import find
+from made_up_results import invented_results, invented_search, invented_study
+
+from apportion.errors import InvalidArgument
 from reproduction.figures import FIGURES, Results, draw_all
 from reproduction.figures import chart as charts
-from reproduction.figures.chart import Panel, Series, chart, spread
+from reproduction.figures.chart import Panel, Series, line_chart, spread_labels
 from reproduction.figures.choosing import choosing_table
-from reproduction.figures.dots import Group, Row, dots
+from reproduction.figures.dots import Group, Row, dot_chart
 from reproduction.figures.lin_figures import MIDDLE
-from reproduction.figures.scale import Scale, written
+from reproduction.figures.scale import Scale, format_number
 from reproduction.figures.svg import width_of
 from reproduction.figures.tables import study_table
-from reproduction.study import study
-
-from apportion.compare.experiment import read_file
-from apportion.errors import InvalidArgument
-from made_up_results import invented_results, invented_search, invented_study
+from reproduction.study import open_study
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -71,7 +69,7 @@ def test_the_same_results_give_the_same_bytes(invented, tmp_path):
 def test_a_point_of_a_line_is_where_its_numbers_say():
     lines = (Series("a line", ((0.0, 10.0), (5.0, 30.0), (10.0, 20.0)), dots=True),)
     panel = Panel("panel", "x", "y", lines)
-    tree = parsed(chart("title", "", [panel]))
+    tree = parsed(line_chart("title", "", [panel]))
     circles = [(float(node.get("cx")), float(node.get("cy"))) for node in tree.iter(f"{SVG}circle")]
     (left, low), (middle, high), (right, between) = circles
     assert middle == pytest.approx((left + right) / 2, abs=0.1)
@@ -112,7 +110,7 @@ def test_one_value_alone_has_an_axis():
 
 
 def test_numbers_are_written_as_people_do():
-    assert [written(value) for value in (0.5, 1200.0, 1e-5, -3.0, 0.0, 2.5e-4)] == [
+    assert [format_number(value) for value in (0.5, 1200.0, 1e-5, -3.0, 0.0, 2.5e-4)] == [
         "0.5",
         "1,200",
         "1e-5",
@@ -123,7 +121,7 @@ def test_numbers_are_written_as_people_do():
 
 
 def test_names_that_would_overlap_are_moved_apart():
-    placed = spread([50.0, 50.0, 52.0, 99.0], [15.0] * 4, 0.0, 100.0)
+    placed = spread_labels([50.0, 50.0, 52.0, 99.0], [15.0] * 4, 0.0, 100.0)
     assert all(after - before >= 15 - 1e-9 for before, after in pairwise(placed))
     assert placed[-1] <= 100 - 7.5
 
@@ -131,13 +129,13 @@ def test_names_that_would_overlap_are_moved_apart():
 def test_lines_that_end_together_are_named_in_the_order_of_their_courses():
     upper, lower = ((0.0, 5.0), (1.0, 9.0)), ((0.0, 1.0), (1.0, 9.0))
     panel = Panel("panel", "x", "y", (Series("lower", lower), Series("upper", upper)))
-    places = {node.text: float(node.get("y")) for node in parsed(chart("t", "", [panel])).iter(f"{SVG}text")}
+    places = {node.text: float(node.get("y")) for node in parsed(line_chart("t", "", [panel])).iter(f"{SVG}text")}
     assert places["upper"] < places["lower"]
 
 
 def test_a_dot_stands_at_its_value_and_its_number_beside_it():
     rows = (Row("first", 90.0, 0.5, 92.0), Row("second", 94.0))
-    tree = parsed(dots("title", "", "accuracy", [Group("group", rows)]))
+    tree = parsed(dot_chart("title", "", "accuracy", [Group("group", rows)]))
     places = {
         node.find(f"{SVG}title").text: float(node.get("cx")) for node in tree.iter(f"{SVG}circle") if node.get("cx")
     }
@@ -151,7 +149,7 @@ def test_a_method_that_fails_is_drawn_at_the_edge_and_does_not_flatten_the_other
     rows = tuple(Row(str(value), value) for value in (97.0, 96.5, 96.0, 30.0))
     scale = Group("group", rows).scale()
     assert scale.low > 90
-    assert "◂" in texts(parsed(dots("title", "", "accuracy", [Group("group", rows)])))
+    assert "◂" in texts(parsed(dot_chart("title", "", "accuracy", [Group("group", rows)])))
 
 
 def test_names_are_escaped_in_pictures_and_pages(tmp_path):
@@ -178,7 +176,7 @@ def test_values_over_seeds_have_a_band_from_the_least_to_the_most(results):
 
 
 def test_the_middle_budgets_are_those_of_the_packaged_study():
-    packaged = study("lin_table_2", read_file(find("lin_table_2")))
+    packaged = open_study("lin_table_2")
     assert set(MIDDLE) <= {one.label for one in packaged.experiments}
 
 
@@ -201,12 +199,12 @@ def test_without_results_nothing_is_drawn(tmp_path):
     written_files, left_out = draw_all(Results.read(tmp_path / "nowhere"), tmp_path / "figures")
     assert not written_files
     assert [figure.name for figure in left_out] == list(FIGURES)
-    assert FIGURES["headline"].command == "apportion compare lin_table_2"
+    assert FIGURES["headline"].command == "python -m reproduction run lin_table_2"
 
 
 def test_a_study_that_has_just_begun_is_no_error(tmp_path):
     for name in {figure.study for figure in FIGURES.values()} - {None}:
-        every = {cell.choice.shown for cell in study(name, read_file(find(name))).cells}
+        every = {cell.choice.shown for cell in open_study(name).cells}
         invented_study(name, tmp_path, without=every)
     found = Results.read(tmp_path)
     assert all(figure.drawn(found) is None for figure in FIGURES.values())
@@ -228,10 +226,10 @@ def test_a_study_that_has_just_begun_is_no_error(tmp_path):
 )
 def test_a_damaged_file_is_named(tmp_path, text):
     (tmp_path / "ramp_up.json").write_text(text)
-    with pytest.raises(InvalidArgument, match=r"ramp_up\.json.*no file of results.*apportion compare ramp_up"):
+    with pytest.raises(InvalidArgument, match=r"ramp_up\.json.*no file of results.*python -m reproduction run ramp_up"):
         Results.read(tmp_path)
 
 
 def test_other_files_are_left_alone(tmp_path):
     (tmp_path / "notes.json").write_text('["a list"]')
-    assert Results.read(tmp_path).strange == ("notes.json",)
+    assert Results.read(tmp_path).unknown == ("notes.json",)

@@ -1,18 +1,15 @@
-"""Tables and pages of results that nobody computed, and the committed pages of results that somebody did."""
-
-from pathlib import Path
+"""Tables and pages of invented results, and the committed pages of the committed results."""
 
 import pytest
-from reproduction.experiments import find
-from reproduction.figures import FIGURES, Results, draw_all
-from reproduction.figures.choosing import as_good, choosing_table
-from reproduction.figures.pages import PAGES, fill
-from reproduction.figures.tables import rank_agreement, study_table
-
-from apportion.errors import InvalidArgument
 from made_up_results import invented_results
 
-ROOT = Path(__file__).parents[2]
+from apportion.errors import InvalidArgument
+from reproduction.figures import FIGURES, Results, draw_all
+from reproduction.figures.choosing import as_good, choosing_table
+from reproduction.figures.pages import fill
+from reproduction.figures.tables import rank_agreement, study_table
+from reproduction.folders import HERE, PAGES, PICTURES, RESULTS
+from reproduction.study import study_names
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +80,14 @@ def test_the_choice_is_among_runs_that_keep_to_their_budget(results):
 
 def test_parts_of_a_page_are_made_anew_and_the_rest_stays(results):
     page = "before\n<!-- results: du_bounds -->\nold\n<!-- end -->\nbetween\n<!-- figure: du_bounds -->\n<!-- end -->\nafter\n"
-    filled = fill(page, results, "figures")
+    filled = fill(page, results, HERE)
     assert "old" not in filled
     assert filled.startswith("before\n<!-- results: du_bounds -->\n\n")
     assert filled.endswith("\n\n<!-- end -->\nafter\n")
-    assert "](figures/du_bounds.svg)" in filled
-    assert fill(filled, results, "figures") == filled
-    empty = fill(filled, Results(), "figures")
-    assert "not run yet: `apportion compare du_bounds`" in empty
+    assert "](pictures/du_bounds.svg)" in filled
+    assert fill(filled, results, HERE) == filled
+    empty = fill(filled, Results(), HERE)
+    assert "not run yet: `python -m reproduction run du_bounds`" in empty
     assert "svg" not in empty
 
 
@@ -106,23 +103,22 @@ def test_parts_of_a_page_are_made_anew_and_the_rest_stays(results):
 )
 def test_a_wrong_part_is_refused(page):
     with pytest.raises(InvalidArgument):
-        fill(page, Results(), "figures")
+        fill(page, Results(), HERE)
 
 
 def test_every_study_and_every_figure_has_its_place_on_a_page():
-    text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in PAGES)
-    packaged = {path.stem for path in find("demo").parent.glob("*.toml")} - {"demo"}
-    assert [name for name in sorted(packaged) if f"<!-- results: {name} -->" not in text] == []
-    assert [name for name in FIGURES if f"<!-- figure: {name} -->" not in text] == ["headline"]  # for the front page
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert [name for name in study_names() if f"<!-- results: {name} -->" not in text] == []
+    assert [name for name in FIGURES if f"<!-- figure: {name} -->" not in text] == []
 
 
 def test_the_committed_pages_and_figures_are_those_of_the_committed_results(tmp_path):
-    if not (ROOT / "results").is_dir():
-        pytest.skip("no results are committed here, so there is nothing that the pages could be made of")
-    found = Results.read(ROOT / "results")
-    for name in PAGES:
-        text = (ROOT / "docs" / name).read_text(encoding="utf-8")
-        assert text == fill(text, found, "figures"), f"{name} is old: run `apportion figures --pages docs`"
+    found = Results.read(RESULTS)
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert text == fill(text, found, page.parent), (
+            f"{page.name} is old: run `python -m reproduction figures --pages`"
+        )
     drawn, _ = draw_all(found, tmp_path)
-    committed = {file.name: file.read_bytes() for file in (ROOT / "docs" / "figures").glob("*.svg")}
-    assert committed == {file.name: file.read_bytes() for file in drawn}, "run `apportion figures`"
+    committed = {file.name: file.read_bytes() for file in PICTURES.glob("*.svg")}
+    assert committed == {file.name: file.read_bytes() for file in drawn}, "run `python -m reproduction figures`"

@@ -5,17 +5,15 @@ import math
 
 import pytest
 import torch
-from reproduction.experiments import find
-from reproduction.study import StudyResults, is_study, recheck, run_study, study
-from reproduction.study.norms import median_norms
-from reproduction.study.run_cell import run_cell
-from reproduction.study.study_summary import summarise
 
 import apportion as ap
-from apportion.compare.experiment import read_file
 from apportion.compare.resolve import resolve
+from reproduction.folders import RESULTS
+from reproduction.study import StudyResults, open_study, read_study, recheck, run_study, study_names
+from reproduction.study.gradient_norms import median_norms
+from reproduction.study.run_cell import run_cell
+from reproduction.study.study_results import summarise
 
-PACKAGED = sorted(path.stem for path in find("demo").parent.glob("*.toml") if path.stem != "demo")
 TABLES = ["lin_table_1", "lin_table_2", "lin_table_3", "du_table_1", "du_table_2", "du_table_3", "du_table_4"]
 TABLES += ["monir_table_8", "monir_e2", "monir_e3", "monir_e4", "monir_table_10"]
 FIGURES = ["ramp_up", "lin_initial", "du_consumption", "du_sensitivity", "du_bounds", "monir_consumption"]
@@ -35,26 +33,32 @@ def content(**changes):
 def kept(tmp_path):
     """A study that was run, and the path of its results."""
     path = tmp_path / "results" / "made_up.json"
-    run_study(StudyResults.open(study("made_up", content()), path))
+    run_study(StudyResults.open(read_study("made_up", content()), path))
     return path
 
 
 def test_every_table_and_figure_has_a_file():
-    assert set(TABLES + FIGURES) <= set(PACKAGED)
+    assert set(TABLES + FIGURES) <= set(study_names())
 
 
-@pytest.mark.parametrize("name", PACKAGED)
-def test_packaged_studies_are_valid(name):
-    values = read_file(find(name))
-    assert is_study(values)
-    found = study(name, values)
+@pytest.mark.parametrize("name", study_names())
+def test_studies_are_valid(name):
+    found = open_study(name)
     assert found.source
     assert found.cells or all(one.later for one in found.experiments)
     assert len({cell.place for cell in found.cells}) == len(found.cells)
 
 
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_kept_runs_have_the_keys_of_their_cells(path):
+    """Otherwise `run` would compute them again: hours, or days."""
+    runs = json.loads(path.read_text(encoding="utf-8")).get("runs", [])
+    keys = {cell.place: cell.key for cell in open_study(path.stem).cells} if runs else {}
+    assert [keys.get((run["experiment"], run["recipe"], run["seed"])) for run in runs] == [run["key"] for run in runs]
+
+
 def test_lin_uses_relu_for_abadi_and_tanh_elsewhere():
-    for cell in study("lin_table_2", read_file(find("lin_table_2"))).cells:
+    for cell in open_study("lin_table_2").cells:
         expected = "relu" if cell.choice.name == "abadi" else "tanh"
         assert cell.configuration()["activation"] == expected
 
@@ -62,7 +66,7 @@ def test_lin_uses_relu_for_abadi_and_tanh_elsewhere():
 def test_the_middle_budget_of_lin_has_all_eight_methods_and_controls():
     """Decay and Transfer are in the list of what is missing until their thresholds were searched."""
     columns = {"abadi", "papernot", "yu-clip", "adaclip", "andrew", "du-dynamic", "lin-decay", "lin-transfer"}
-    found = study("lin_table_2", read_file(find("lin_table_2")))
+    found = open_study("lin_table_2")
     for one in found.experiments:
         if one.label in ("MNIST, ε = 2.93", "Fashion-MNIST, ε = 2.7"):
             shown = {choice.shown for choice in one.recipe}
@@ -83,8 +87,8 @@ def test_results_hold_configuration_seed_versions_and_what_the_source_says(kept)
 
 
 def test_what_is_kept_is_not_run_again(kept, monkeypatch):
-    monkeypatch.setattr("reproduction.study.run_study.run_cell", lambda *_, **__: pytest.fail("it was run"))
-    results = StudyResults.open(study("made_up", content()), kept)
+    monkeypatch.setattr("reproduction.study.running.run_cell", lambda *_, **__: pytest.fail("it was run"))
+    results = StudyResults.open(read_study("made_up", content()), kept)
     assert results.missing == []
     run_study(results)
 
@@ -92,17 +96,17 @@ def test_what_is_kept_is_not_run_again(kept, monkeypatch):
 def test_a_label_or_a_printed_figure_changes_no_result(kept):
     values = content()
     values["experiment"][0]["recipe"][0]["paper"] = 91.0
-    results = StudyResults.open(study("made_up", values), kept)
+    results = StudyResults.open(read_study("made_up", values), kept)
     assert results.missing == []
     assert results.content()["runs"][0]["paper_accuracy"] == 0.91
 
 
 def test_a_changed_configuration_is_run_again_and_said(kept):
-    results = StudyResults.open(study("made_up", content(lr=1.0)), kept)
+    results = StudyResults.open(read_study("made_up", content(lr=1.0)), kept)
     assert len(results.missing) == len(results.changed) == 4
     values = content()
     values["experiment"][0]["recipe"][0]["clip"] = {"start": 1.0}
-    changed = StudyResults.open(study("made_up", values), kept).changed
+    changed = StudyResults.open(read_study("made_up", values), kept).changed
     # the control has the learning rate of the clip that changed; C_t/C_1 stays, but what it is a control of does not
     assert {cell.place[1] for cell in changed} == {"lin-decay", "control"}
 
@@ -110,7 +114,7 @@ def test_a_changed_configuration_is_run_again_and_said(kept):
 def test_a_result_with_other_settings_stays_until_its_place_is_run_again(kept):
     values = content(lr=1.0)
     before = json.loads(kept.read_text())["runs"]
-    run_study(StudyResults.open(study("made_up", values), kept), only="control, seed 1")
+    run_study(StudyResults.open(read_study("made_up", values), kept), only="control, seed 1")
     found = json.loads(kept.read_text())
     assert [(run["recipe"], run["seed"]) for run in found["runs"]] == [("control", 1)]
     assert found["superseded"] == [run for run in before if (run["recipe"], run["seed"]) != ("control", 1)]
@@ -120,16 +124,16 @@ def test_a_result_with_other_settings_stays_until_its_place_is_run_again(kept):
 def test_a_result_that_is_not_asked_for_any_more_stays_too_and_is_taken_back(kept, monkeypatch):
     values = content(seeds=[1])
     del values["experiment"][0]["recipe"][1]
-    run_study(StudyResults.open(study("made_up", values), kept))
+    run_study(StudyResults.open(read_study("made_up", values), kept))
     assert len(json.loads(kept.read_text())["runs"]) == 1
-    monkeypatch.setattr("reproduction.study.run_study.run_cell", lambda *_, **__: pytest.fail("it was run"))
-    again = run_study(StudyResults.open(study("made_up", content()), kept))
+    monkeypatch.setattr("reproduction.study.running.run_cell", lambda *_, **__: pytest.fail("it was run"))
+    again = run_study(StudyResults.open(read_study("made_up", content()), kept))
     assert len(again.runs) == 4
     assert json.loads(kept.read_text())["superseded"] == []
 
 
 def test_two_commands_at_one_time_lose_nothing(kept, monkeypatch):
-    path, made = kept.with_name("together.json"), study("together", content(steps=3))
+    path, made = kept.with_name("together.json"), read_study("together", content(steps=3))
     one, other = StudyResults.open(made, path), StudyResults.open(made, path)
     run_study(one, only="lin-decay")
     run_study(other, only="control")
@@ -139,7 +143,7 @@ def test_two_commands_at_one_time_lose_nothing(kept, monkeypatch):
 def test_a_cell_that_is_refused_does_not_end_the_study(tmp_path):
     values = content(seeds=[1])
     values["experiment"][0]["recipe"].insert(0, {"name": "abadi", "label": "deaf", "activation": "deaf", "paper": 5})
-    results = run_study(StudyResults.open(study("made_up", values), tmp_path / "made_up.json"))
+    results = run_study(StudyResults.open(read_study("made_up", values), tmp_path / "made_up.json"))
     assert {place[1] for place in results.runs} == {"lin-decay", "control"}
     (missing,) = json.loads((tmp_path / "made_up.json").read_text())["not_run"]
     assert (missing["recipe"], missing["paper_accuracy"]) == ("deaf", 0.05)
@@ -147,17 +151,17 @@ def test_a_cell_that_is_refused_does_not_end_the_study(tmp_path):
 
 
 def test_what_another_study_ran_with_the_same_settings_is_taken_over(kept, monkeypatch):
-    monkeypatch.setattr("reproduction.study.run_study.run_cell", lambda *_, **__: pytest.fail("it was run"))
+    monkeypatch.setattr("reproduction.study.running.run_cell", lambda *_, **__: pytest.fail("it was run"))
     values = content(title="Another")
     values["experiment"][0]["label"] = "the same under another name"
     (kept.parent / "search.json").write_text('{"runs": 7}')  # of another kind, and of no interest
-    results = run_study(StudyResults.open(study("another", values), kept.with_name("another.json")))
+    results = run_study(StudyResults.open(read_study("another", values), kept.with_name("another.json")))
     assert {run["experiment"] for run in results.content()["runs"]} == {"the same under another name"}
     assert len(results.runs) == 4
 
 
 def test_an_interrupted_study_goes_on(tmp_path, monkeypatch):
-    path, made, calls = tmp_path / "made_up.json", study("made_up", content()), []
+    path, made, calls = tmp_path / "made_up.json", read_study("made_up", content()), []
 
     def interrupted(cell, data_dir=None):
         calls.append(cell.place)
@@ -165,7 +169,7 @@ def test_an_interrupted_study_goes_on(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return run_cell(cell, data_dir)
 
-    monkeypatch.setattr("reproduction.study.run_study.run_cell", interrupted)
+    monkeypatch.setattr("reproduction.study.running.run_cell", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_study(StudyResults.open(made, path))
     results = StudyResults.open(made, path)
@@ -178,7 +182,7 @@ def test_an_interrupted_study_goes_on(tmp_path, monkeypatch):
 
 
 def test_the_same_seed_gives_the_same_results_in_any_number_of_processes(kept):
-    findings = recheck(StudyResults.open(study("made_up", content()), kept), 4, processes=2)
+    findings = recheck(StudyResults.open(read_study("made_up", content()), kept), 4, processes=2)
     assert [finding["same"] for finding in findings] == [True] * 4
 
 
@@ -187,14 +191,14 @@ def test_a_recheck_finds_a_result_that_is_not_ours(kept):
     for run in found["runs"]:
         run["history"][-1]["test_accuracy"] += 1e-4
     kept.write_text(json.dumps(found))
-    findings = recheck(StudyResults.open(study("made_up", content()), kept), 1)
+    findings = recheck(StudyResults.open(read_study("made_up", content()), kept), 1)
     assert not findings[0]["same"]
 
 
 def test_the_control_has_the_learning_rate_of_the_decay(kept):
     """η·C_t/C_1, step by step; its own threshold is fixed."""
     values = content(steps=20, seeds=[1])
-    results = run_study(StudyResults.open(study("longer", values), kept.with_name("longer.json")))
+    results = run_study(StudyResults.open(read_study("longer", values), kept.with_name("longer.json")))
     decay, control = (results.runs["digits", name, 1]["history"] for name in ("lin-decay", "control"))
     for one, other in zip(decay, control, strict=True):
         assert other["learning_rate"] == pytest.approx(2.0 * one["clip"] / decay[0]["clip"])
@@ -203,7 +207,7 @@ def test_the_control_has_the_learning_rate_of_the_decay(kept):
 
 
 def test_kept_cells_of_one_name_alone_are_run_again(kept):
-    results = StudyResults.open(study("made_up", content()), kept)
+    results = StudyResults.open(read_study("made_up", content()), kept)
     findings = recheck(results, 9, only="control, seed 2")
     assert [(one["recipe"], one["seed"]) for one in findings] == [("control", 2)]
 
@@ -219,14 +223,14 @@ def test_your_own_data_can_be_studied(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     own = {"data": "ward:data", "model": "ward:model", "population": 200, "delta": 1e-4, "unit": "record", "seeds": [1]}
-    results = run_study(StudyResults.open(study("ward", content(**own)), tmp_path / "ward.json"))
+    results = run_study(StudyResults.open(read_study("ward", content(**own)), tmp_path / "ward.json"))
     assert (len(results.runs), results.without_data) == (2, {})
 
 
 def test_data_of_another_size_is_left_out(tmp_path, monkeypatch):
     """As reviews of which only one part is there: what comes out would not be what the table is about."""
     values = content(population=1500, experiment=[{"label": "a", "recipe": [{"name": "abadi"}]}])
-    results = run_study(StudyResults.open(study("made_up", values), tmp_path / "made_up.json"))
+    results = run_study(StudyResults.open(read_study("made_up", values), tmp_path / "made_up.json"))
     assert results.runs == {}
     assert results.without_data == {"digits": "1,437 records are there, and the study is about 1,500"}
 
@@ -239,21 +243,22 @@ def test_a_price_needs_no_data(tmp_path, monkeypatch):
         {"label": "training", "recipe": [{"name": "abadi"}], **photographs},
     ]
     results = run_study(
-        StudyResults.open(study("made_up", content(experiment=experiments)), tmp_path / "a.json"), data_dir=tmp_path
+        StudyResults.open(read_study("made_up", content(experiment=experiments)), tmp_path / "a.json"),
+        data_dir=tmp_path,
     )
     assert [place[0] for place in results.runs] == ["price"]
 
 
 def test_training_without_privacy_has_no_claim(tmp_path):
     values = content(seeds=[1], experiment=[{"label": "a", "recipe": [{"name": "non-private"}, {"name": "abadi"}]}])
-    results = run_study(StudyResults.open(study("made_up", values), tmp_path / "made_up.json"))
+    results = run_study(StudyResults.open(read_study("made_up", values), tmp_path / "made_up.json"))
     assert [run["paper_epsilon"] for run in results.content()["runs"]] == [None, 3.0]
 
 
 def test_a_plan_of_the_limit_theorem_spends_more_than_it_claims(tmp_path):
     recipes = [{"name": "du-growing", "calibrated_by": "clt"}]
     values = content(kind="price", experiment=[{"label": "price", "recipe": recipes}])
-    run = run_study(StudyResults.open(study("price", values), tmp_path / "price.json")).runs[
+    run = run_study(StudyResults.open(read_study("price", values), tmp_path / "price.json")).runs[
         "price", "du-growing", None
     ]
     assert run["epsilon"] > 3.0 * 1.05
@@ -264,7 +269,7 @@ def test_a_plan_of_the_limit_theorem_spends_more_than_it_claims(tmp_path):
 def test_training_by_the_limit_theorem_states_the_true_price(tmp_path):
     recipes = [{"name": "du-growing", "calibrated_by": "clt", "seeds": [1]}]
     values = content(experiment=[{"label": "clt", "recipe": recipes}])
-    run = run_study(StudyResults.open(study("clt", values), tmp_path / "clt.json")).runs["clt", "du-growing", 1]
+    run = run_study(StudyResults.open(read_study("clt", values), tmp_path / "clt.json")).runs["clt", "du-growing", 1]
     assert run["epsilon"] > 3.0 * 1.05
     assert run["target_epsilon"] == 3.0, "what was asked for"
 
@@ -285,7 +290,7 @@ def test_raw_norms_are_those_of_single_records_and_only_of_benchmarks():
 
 def test_norms_stand_in_the_history(tmp_path):
     values = content(kind="norms", experiment=[{"label": "norms", "recipe": [{"name": "abadi", "seeds": [1]}]}])
-    run = run_study(StudyResults.open(study("norms", values), tmp_path / "norms.json")).runs["norms", "abadi", 1]
+    run = run_study(StudyResults.open(read_study("norms", values), tmp_path / "norms.json")).runs["norms", "abadi", 1]
     assert all(entry["median_norm"] > 0 for entry in run["history"])
 
 
@@ -295,7 +300,7 @@ def test_data_that_is_not_there_is_left_out_and_said(tmp_path, monkeypatch):
     values["experiment"].append(
         {"label": "photographs", "data": "cifar100", "recipe": [{"name": "abadi", "paper": 50}]}
     )
-    results = run_study(StudyResults.open(study("made_up", values), tmp_path / "made_up.json"), data_dir=tmp_path)
+    results = run_study(StudyResults.open(read_study("made_up", values), tmp_path / "made_up.json"), data_dir=tmp_path)
     assert len(results.runs) == 2
     (missing,) = results.content()["not_run"]
     assert missing["paper_accuracy"] == 0.5
@@ -307,7 +312,7 @@ def test_data_that_is_not_there_is_left_out_and_said(tmp_path, monkeypatch):
 def test_what_cannot_run_yet_is_in_sight(tmp_path):
     later = [{"label": "scaling", "paper": 97.63, "reason": "needs budgets of single people"}]
     values = content(experiment=[{"label": "people", "later": later}])
-    results = run_study(StudyResults.open(study("made_up", values), tmp_path / "made_up.json"))
+    results = run_study(StudyResults.open(read_study("made_up", values), tmp_path / "made_up.json"))
     assert results.content()["not_run"] == [
         {
             "experiment": "people",
@@ -357,12 +362,12 @@ def test_a_cell_that_cost_more_than_was_claimed_is_not_judged(spent, met):
 )
 def test_a_study_that_means_nothing_is_refused(changes, message):
     with pytest.raises(ap.InvalidArgument, match=message):
-        _ = study("made_up", content(**changes)).cells
+        _ = read_study("made_up", content(**changes)).cells
 
 
 def test_a_file_that_is_no_results_file_is_not_overwritten(tmp_path):
     path = tmp_path / "made_up.json"
     path.write_text("[1, 2")
     with pytest.raises(ap.InvalidArgument, match="no file of results"):
-        StudyResults.open(study("made_up", content()), path)
+        StudyResults.open(read_study("made_up", content()), path)
     assert path.read_text() == "[1, 2"

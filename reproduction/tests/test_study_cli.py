@@ -1,10 +1,11 @@
-"""`apportion compare` with a study."""
+"""`python -m reproduction run` and `list`."""
 
 import json
 
 import pytest
 
-from apportion.compare.remaining import time_left
+from apportion.compare.processes import time_left
+from reproduction.study import study_names
 
 STUDY = """
 title = "Made up"
@@ -30,8 +31,8 @@ def file(tmp_path):
     return path
 
 
-def test_a_study_is_kept_and_not_run_again(apportion, tmp_path, file):
-    first = apportion("compare", str(file), "--out", str(tmp_path), "--processes", "1", "--json")
+def test_a_study_is_kept_and_not_run_again(reproduction, tmp_path, file):
+    first = reproduction("run", str(file), "--results", str(tmp_path), "--processes", "1", "--json")
     found = json.loads(first[1])
     assert first[0] == 0
     assert "0 of 2 cells are kept" in first[2]
@@ -39,29 +40,29 @@ def test_a_study_is_kept_and_not_run_again(apportion, tmp_path, file):
     assert found["cells"][0]["met"] is False
     assert found["not_run"][0]["reason"] == "needs budgets of single people"
     assert json.loads((tmp_path / "made_up.json").read_text())["cells"] == found["cells"]
-    again = apportion("compare", str(file), "--out", str(tmp_path))
+    again = reproduction("run", str(file), "--results", str(tmp_path))
     assert "2 of 2 cells are kept" in again[2]
     assert "99.00 %" in again[1]
     assert "apportion report" in again[1]
 
 
-def test_what_cannot_be_run_yet_is_said_and_not_shown_as_an_empty_table(apportion, tmp_path):
-    code, shown, said = apportion("compare", "monir_e4", "--out", str(tmp_path))
+def test_what_cannot_be_run_yet_is_said_and_not_shown_as_an_empty_table(reproduction, tmp_path):
+    code, shown, said = reproduction("run", "monir_e4", "--results", str(tmp_path))
     assert code == 0
     assert not shown
     assert "without a result: 2, needs budgets of single people" in said
 
 
-def test_changed_settings_are_said(apportion, tmp_path, file):
-    apportion("compare", str(file), "--out", str(tmp_path), "--processes", "1")
+def test_changed_settings_are_said(reproduction, tmp_path, file):
+    reproduction("run", str(file), "--results", str(tmp_path), "--processes", "1")
     file.write_text(STUDY.format(lr=1.0))
-    again = apportion("compare", str(file), "--out", str(tmp_path), "--processes", "1")
+    again = reproduction("run", str(file), "--results", str(tmp_path), "--processes", "1")
     assert "abadi, seed 1: its settings have changed, so it is computed again" in " ".join(again[2].split())
     assert "1 of 2 cells are kept" in again[2]
 
 
-def test_a_log_says_how_far_it_is(apportion, tmp_path, file):
-    said = apportion("compare", str(file), "--out", str(tmp_path), "--processes", "1")[2]
+def test_a_log_says_how_far_it_is(reproduction, tmp_path, file):
+    said = reproduction("run", str(file), "--results", str(tmp_path), "--processes", "1")[2]
     assert "(1 of 2, about " in said
     assert "(2 of 2)" in said
 
@@ -79,32 +80,32 @@ def test_the_time_left_in_words(done, to_come, seconds, words):
     assert time_left(done, to_come, seconds) == words
 
 
-def test_a_refused_cell_is_said_and_the_others_are_run(apportion, tmp_path, file):
+def test_a_refused_cell_is_said_and_the_others_are_run(reproduction, tmp_path, file):
     file.write_text(file.read_text().replace('name = "abadi", ', 'name = "abadi", activation = "deaf", '))
-    code, shown, said = apportion("compare", str(file), "--out", str(tmp_path), "--processes", "1")
+    code, shown, said = reproduction("run", str(file), "--results", str(tmp_path), "--processes", "1")
     assert code == 0
     assert "digits: abadi, seed 1: refused: activation='deaf'" in " ".join(said.split())
     assert "non-private" in shown
 
 
-def test_a_recheck_answers_with_its_exit_code(apportion, tmp_path, file):
-    apportion("compare", str(file), "--out", str(tmp_path), "--processes", "1")
-    same = apportion("compare", str(file), "--out", str(tmp_path), "--recheck", "1", "--json")
+def test_a_recheck_answers_with_its_exit_code(reproduction, tmp_path, file):
+    reproduction("run", str(file), "--results", str(tmp_path), "--processes", "1")
+    same = reproduction("run", str(file), "--results", str(tmp_path), "--recheck", "1", "--json")
     assert same[0] == 0
     assert json.loads(same[1])["recheck"][0]["same"] is True
     results = tmp_path / "made_up.json"
     results.write_text(results.read_text().replace('"test_accuracy": 0.', '"test_accuracy": 0.0'))
-    different = apportion("compare", str(file), "--out", str(tmp_path), "--recheck", "2", "--processes", "1")
+    different = reproduction("run", str(file), "--results", str(tmp_path), "--recheck", "2", "--processes", "1")
     assert different[0] == 1
     assert "DIFFERENT" in different[1]
 
 
-def test_some_cells_alone(apportion, tmp_path, file):
-    apportion("compare", str(file), "--out", str(tmp_path), "--only", "digits: abadi, seed 1")
+def test_some_cells_alone(reproduction, tmp_path, file):
+    reproduction("run", str(file), "--results", str(tmp_path), "--only", "digits: abadi, seed 1")
     found = json.loads((tmp_path / "made_up.json").read_text())
     assert [run["recipe"] for run in found["runs"]] == ["abadi"]
     assert {one["reason"] for one in found["not_run"]} == {"not run yet", "needs budgets of single people"}
-    apportion("compare", str(file), "--out", str(tmp_path), "--only", "non-private", "--processes", "1")
+    reproduction("run", str(file), "--results", str(tmp_path), "--only", "non-private", "--processes", "1")
     found = json.loads((tmp_path / "made_up.json").read_text())
     assert [run["recipe"] for run in found["runs"]] == ["abadi", "non-private"]
 
@@ -113,27 +114,42 @@ def test_some_cells_alone(apportion, tmp_path, file):
     ("arguments", "message"),
     [
         (("--only", "abbadi"), "no cell is called so"),
-        (("--epsilon", "1"), "a study is run as its file says"),
-        (("--recipe", "abadi"), "a study is run as its file says"),
+        (("--epsilon", "1"), "No such option"),
         (("--recheck", "0"), "recheck=0"),
         (("--recheck", "3"), "no such cell of this study has been run"),
         (("--processes", "0"), "processes=0"),
     ],
 )
-def test_bad_input(apportion, tmp_path, file, arguments, message):
-    answer = apportion("compare", str(file), "--out", str(tmp_path), *arguments)
+def test_bad_input(reproduction, tmp_path, file, arguments, message):
+    answer = reproduction("run", str(file), "--results", str(tmp_path), *arguments)
     assert answer[0] == 2
     assert message in answer[2]
     assert not (tmp_path / "made_up.json").exists()
 
 
-def test_only_a_study_is_rechecked(apportion):
-    answer = apportion("compare", "demo", "--recheck", "3")
+def test_a_file_of_a_comparison_is_no_study(reproduction, tmp_path):
+    (tmp_path / "demo.toml").write_text('data = "digits"\n')
+    answer = reproduction("run", "demo.toml", "--results", str(tmp_path))
     assert answer[0] == 2
-    assert "only a study keeps its runs" in answer[2]
+    assert "Write [[experiment]]" in answer[2]
 
 
-def test_an_unknown_study_is_told_the_closest_name(apportion):
-    answer = apportion("compare", "lin_table2")
+def test_an_unknown_study_is_told_the_closest_name(reproduction):
+    answer = reproduction("run", "lin_table2")
     assert answer[0] == 2
     assert "lin_table_2" in answer[2]
+
+
+def test_all_studies_are_listed_with_what_is_kept(reproduction, tmp_path):
+    code, out, _ = reproduction("list", "--json")
+    assert code == 0
+    found = {row["name"]: row for row in json.loads(out)}
+    assert set(found) == set(study_names())
+    assert (found["lin_table_2"]["kept"], found["lin_table_2"]["missing"]) == (
+        66,
+        6,
+    )  # those of CIFAR-10 wait for its data
+    assert (found["monir_e4"]["kept"], found["monir_e4"]["waiting"]) == (0, 2)
+    empty = json.loads(reproduction("list", "--json", "--results", str(tmp_path))[1])
+    assert all(row["kept"] == 0 for row in empty)
+    assert "lin_table_2" in reproduction("list")[1]

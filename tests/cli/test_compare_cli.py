@@ -1,4 +1,4 @@
-"""`apportion compare` without a study: what an interruption leaves behind."""
+"""`apportion compare`: what an interruption leaves behind, and files that are no comparison."""
 
 import json
 
@@ -23,3 +23,14 @@ def test_an_interruption_leaves_what_was_run_before_it(apportion, tmp_path, monk
     found = json.loads((tmp_path / "half" / "results.json").read_text())
     assert [run["recipe"] for run in found["runs"]] == ["abadi"]
     assert "commit" in found
+
+
+def test_a_study_is_refused(apportion, tmp_path):
+    (tmp_path / "table.toml").write_text(
+        'data = "digits"\nlr = 2.0\n[[experiment]]\nepsilon = 3.0\nrecipe = ["abadi"]\n'
+    )
+    code, _, said = apportion("compare", "table.toml")
+    assert code == 2
+    assert "file='table.toml': it holds [[experiment]]" in said
+    assert "python -m reproduction run" in said
+    assert not (tmp_path / "runs").exists()

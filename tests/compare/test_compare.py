@@ -2,11 +2,10 @@ import json
 import math
 
 import pytest
-from reproduction.experiments import find
 
 from apportion import InvalidArgument
 from apportion.compare.comparison import cells, compare
-from apportion.compare.experiment import experiment, read_file
+from apportion.compare.experiment import experiment, find_file, read_file
 
 TINY = {
     "data": "digits",
@@ -88,7 +87,7 @@ def test_two_settings_of_one_recipe_have_labels(tmp_path):
 
 
 def test_the_packaged_demo_is_a_valid_experiment():
-    demo = experiment(read_file(find("demo")))
+    demo = experiment(read_file(find_file("demo")))
     demo.check()
     assert [choice.name for choice in demo.recipe] == [
         *("non-private", "abadi", "default", "lin-decay", "andrew", "auto-s", "du-dynamic", "yu-noise-time", "hong"),
@@ -127,4 +126,4 @@ def test_wrong_files_are_named(tmp_path):
     with pytest.raises(InvalidArgument, match="cannot be read"):
         read_file(tmp_path / "missing.toml")
     with pytest.raises(InvalidArgument, match="Did you mean 'demo'"):
-        find("demmo")
+        find_file("demmo")

@@ -61,7 +61,6 @@ VALID = {
     "recipes": ("du-dynamic", "--set", "noise.ratio=3", "--html", "new.html"),
     "account": ("schedule.csv", "--delta", "1e-5"),
     "report": ("results.json", "--out", "new.html"),
-    "figures": ("--results", "kept", "--out", "new"),
     "check": ("--model", "linear", "--data", "digits"),
     "data list": ("--json",),
     "data fetch": ("mnist", "--data-dir", "new"),

@@ -12,9 +12,7 @@ from apportion.cli import options
 
 
 def check(
-    model: Annotated[
-        str, typer.Option(help="linear, mlp, cnn, lstm, embedding, papernot-cnn, …, or your own module:function.")
-    ],
+    model: Annotated[str, typer.Option(help="linear, mlp, cnn, lstm, embedding, or your own module:function.")],
     data: options.Data = None,
     data_dir: options.DataDir = None,
     repair: Annotated[bool, typer.Option("--fix", help="Show what `apportion.fix(model)` would change.")] = False,

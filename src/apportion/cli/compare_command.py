@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from apportion.cli.output import (
     write_results,
 )
 from apportion.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from apportion.compare.experiment import Experiment
 
 SHORT_LIST = ("non-private", "abadi", "default")
 """What is compared if nobody says."""
@@ -64,17 +67,14 @@ def compare(
 ) -> None:
     """Train several recipes on one data set and write report.html and results.json.
 
-    Options override the file. On published benchmark data δ, unit and population have defaults; on your own data they must be
-    said.
+    Options override the file. On published benchmark data δ, unit and population have defaults; on your own data they are
+    required.
 
     Examples: apportion compare demo --epsilon 1; apportion compare --data digits --all-recipes --epsilon 3
     """
-    from apportion.compare.comparison import compare as run_comparison
-    from apportion.compare.comparison import results as results_of
     from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
-    from apportion.compare.experiment import experiment, find_file, read_file
-    from apportion.strategies.recipes import READY, RECIPES, named
-    from apportion.training.folders import missing_folders, remove_empty
+    from apportion.compare.experiment import experiment
+    from apportion.strategies.recipes import READY
 
     if all_recipes and (file is not None or recipe):
         raise InvalidArgument(
@@ -83,7 +83,7 @@ def compare(
             "a file or single recipes were named as well",
             "Pass --data, or leave --all-recipes out",
         )
-    values = options.given(
+    said = options.given(
         data=data,
         model=model,
         activation=activation,
@@ -101,17 +101,44 @@ def compare(
         micro_batch=micro_batch,
         seeds=seed or None,
     )
-    from_file = read_file(find_file(file)) if file is not None else {}
-    values = _override(from_file, values)
-    values.setdefault("data", "digits")
+    from_file = _read(file)
+    values = {"data": "digits"} | _override(from_file, said)
     values["recipe"] = choose_recipes(
         from_file.get("recipe"), list(READY) if all_recipes else recipe, options.parse_settings(settings)
     )
     plan = experiment(with_benchmark_budget(with_training_defaults(values)))
     plan.check()
-    folder = out or Path("runs") / (
-        Path(file).stem if file else f"compare-{plan.data}".replace(":", "-").replace("/", "-")
-    )
+    name = Path(file).stem if file else f"compare-{plan.data}".replace(":", "-").replace("/", "-")
+    folder = out or Path("runs") / name
+    results = _run(plan, folder, data_dir, skip_unfit=all_recipes)
+    show_results(results, folder, as_json=as_json)
+    if as_json:
+        typer.echo(json.dumps({**results, "runs": [summary_of_run(run) for run in results["runs"]]}))
+
+
+def _read(file: str | None) -> dict[str, Any]:
+    """The settings of a file, or of none."""
+    from apportion.compare.experiment import find_file, read_file
+
+    values = {} if file is None else read_file(find_file(file))
+    if "experiment" in values:
+        raise InvalidArgument(
+            "file",
+            file,
+            "it holds [[experiment]], and a comparison is a single experiment",
+            "Write its settings at the top of the file, with [[recipe]] for each recipe. The studies in the repository of "
+            "the library are run by `python -m reproduction run FILE`",
+        )
+    return values
+
+
+def _run(plan: Experiment, folder: Path, data_dir: Path | None, *, skip_unfit: bool) -> dict[str, Any]:
+    """Run the comparison and return its results. results.json is replaced after each run, so that an interruption keeps what is done."""
+    from apportion.compare.comparison import compare as run_comparison
+    from apportion.compare.comparison import results as results_of
+    from apportion.strategies.recipes import READY, RECIPES, named
+    from apportion.training.folders import missing_folders, remove_empty
+
     made = missing_folders(folder)
     writable_folder(folder)
     if (folder / "results.json").exists():
@@ -121,12 +148,11 @@ def compare(
     print_error_stream(f"{plan.title}: {', '.join(choice.shown for choice in plan.recipe)} on {plan.data}")
     if any(choice.name == "non-private" for choice in plan.recipe):
         warn_without_privacy(plan.data)
-
     finished: list[dict[str, Any]] = []
 
     def announce(run: dict[str, Any]) -> None:
         finished.append(run)
-        write_results(results_of(plan.title, finished), folder)  # an interruption leaves what was done before it
+        write_results(results_of(plan.title, finished), folder)
         spent = "no privacy" if run["epsilon"] is None else f"ε = {run['epsilon']:.3f}"
         print_error_stream(
             f"{run['recipe']:<20} {run['test_accuracy'] or 0:.1%} accuracy, {spent}, {run['seconds']:.1f} s"
@@ -134,7 +160,7 @@ def compare(
 
     try:
         results = run_comparison(
-            plan, folder, data_dir=data_dir, progress=True, announce=announce, skip_unfit=all_recipes
+            plan, folder, data_dir=data_dir, progress=True, announce=announce, skip_unfit=skip_unfit
         )
     except BaseException as error:
         remove_empty(made)
@@ -142,14 +168,12 @@ def compare(
             report = f", and `apportion report {folder}` shows them" if finished else ""
             print_error_stream(f"interrupted: the runs so far are in {folder / 'runs'}{report}")
         raise
-    if all_recipes:
+    if skip_unfit:
         waiting = [name for name in RECIPES if name not in READY]
         results["skipped"] += [{"recipe": name, "reason": f"it needs {named(name).needs}"} for name in waiting]
         for skipped in results["skipped"]:
             print_error_stream(f"{skipped['recipe']:<20} skipped: {skipped['reason']}")
-    show_results(results, folder, as_json=as_json)
-    if as_json:
-        typer.echo(json.dumps({**results, "runs": [summary_of_run(run) for run in results["runs"]]}))
+    return results
 
 
 def _override(from_file: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:

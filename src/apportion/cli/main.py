@@ -54,7 +54,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None, commands: typer.Typer | None = None) -> None:
     """Run the command line. Deliberate errors, and those of the file system, are one line on standard error and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
         _require_text(sys.argv[1:] if arguments is None else arguments)
         with warnings.catch_warnings():
             warnings.showwarning = _one_line
-            code = app(args=arguments, standalone_mode=False)
+            code = (commands or app)(args=arguments, standalone_mode=False)
     except ApportionError as error:
         _fail(str(error))
     except _CommandLineError as error:

@@ -22,7 +22,7 @@ Data = Annotated[
 Model = Annotated[
     str | None,
     typer.Option(
-        help="linear, mlp, cnn, lstm, embedding, papernot-cnn, …, or your own module:function.",
+        help="linear, mlp, cnn, lstm, embedding, or your own module:function.",
         show_default="by the kind of data",
     ),
 ]

@@ -73,11 +73,7 @@ def search(
     Example: apportion search --data digits --noise-multiplier 2 --batch-size 256 --method fast --epochs 3 --runs 1 --fit
     """
     from apportion.errors import InvalidArgument
-    from apportion.search import SearchSettings, Trace
-    from apportion.search import search as run_search
-    from apportion.search.search_progress import search_progress
-    from apportion.search.trainer import open_trainer
-    from apportion.training.folders import tidied
+    from apportion.search import SearchSettings
 
     if data is None:
         raise InvalidArgument("data", None, "there is nothing to search on", "Pass --data mnist, or other public data")
@@ -108,22 +104,32 @@ def search(
         ),
     )
     file = out or Path("runs") / f"search-{data.replace(':', '-').replace('/', '-')}.json"
+    trace = _run(settings, file, data_dir, (os.cpu_count() or 1) if processes is None else processes)
+    _show(trace, settings, file, fit=fit, as_json=as_json)
+    if as_json:
+        typer.echo(json.dumps({key: value for key, value in trace.content().items() if key != "trace"}))
+
+
+def _run(settings: SearchSettings, file: Path, data_dir: Path | None, processes: int) -> Trace:
+    """Search, or continue the search in `file`."""
+    from apportion.search import Trace
+    from apportion.search import search as run_search
+    from apportion.search.search_progress import search_progress
+    from apportion.search.trainer import open_trainer
+    from apportion.training.folders import tidied
+
     with tidied(file.parent):
         writable_folder(file.parent)
         trace = Trace.open(file, settings)
         if trace.trials:
             print_error_stream(f"going on with {file}: {len(trace.trials)} candidates were tried already")
-        cores = os.cpu_count() or 1
-        make_trainer = partial(open_trainer, settings, data_dir)
         try:
             with search_progress(trace) as show:
-                run_search(trace, make_trainer, processes=cores if processes is None else processes, show=show)
+                run_search(trace, partial(open_trainer, settings, data_dir), processes=processes, show=show)
         except KeyboardInterrupt:
             print_error_stream(f"interrupted: the same command goes on from {file}")
             raise
-    _show(trace, settings, file, fit=fit, as_json=as_json)
-    if as_json:
-        typer.echo(json.dumps({key: value for key, value in trace.content().items() if key != "trace"}))
+    return trace
 
 
 def _rule(method: str, said: dict[str, Any]) -> Any:

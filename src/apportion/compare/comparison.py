@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -16,25 +17,23 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from apportion.compare.baseline import train_without_privacy
-from apportion.compare.commit import commit
 from apportion.compare.experiment import Experiment, RecipeChoice
-from apportion.compare.momentum import with_momentum
 from apportion.compare.resolve import Subject, resolve
-from apportion.compare.seeds import over_seeds
 from apportion.errors import InvalidArgument
 from apportion.execution import Execution
 from apportion.models.temper import temper
-from apportion.report.planning import plan_recipe
+from apportion.planning import Plan, plan_steps
 from apportion.sampling import Sampling
 from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
 from apportion.strategies.descriptions import describe
 from apportion.training.history import Entry
+from apportion.training.optimizers import with_momentum
 from apportion.training.progress import progress_bar
 from apportion.training.statement import in_words
 from apportion.training.storage import Storage
 from apportion.training.train import train
-from apportion.training.versions import package_versions
+from apportion.training.versions import package_versions, source_commit
 
 Announce = Callable[[dict[str, Any]], None]
 
@@ -77,7 +76,7 @@ def results(title: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "version": 1,
         "title": title,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
+        "commit": source_commit(),
         "versions": package_versions(),
         "runs": list(runs),
         "cells": cells(runs),
@@ -94,6 +93,7 @@ def run_recipe(
     storage: Storage | None = None,
     spare: int = 0,
     probe: Callable[[nn.Module], float] | None = None,
+    plan: Plan | None = None,
 ) -> dict[str, Any]:
     """Train once and describe the run.
 
@@ -101,6 +101,7 @@ def run_recipe(
         folder: gets the run folder of a private run.
         storage: how it is kept there, if not as a new run.
         spare: steps that can be taken again after a crash.
+        plan: what is executed, if not what follows from the experiment.
         probe: what else is asked of a private run's model whenever it is evaluated, for data that is public; `median_norm` in the history.
     """
     recipe, sampling = choice.recipe(), experiment.sampling()
@@ -144,7 +145,7 @@ def run_recipe(
         outcome |= {"private": False, "clip": None, "noise": None, "update": None, "steps": sampling.steps}
     else:
         probed: dict[int, dict[str, float]] = {}
-        plan = plan_recipe(recipe, experiment.budget(), sampling, choice.calibrated_by, spare)
+        plan = plan or plan_steps(recipe, experiment.budget(), sampling, spare)
         with progress_bar(choice.shown, plan.steps, plan.budget.epsilon, enabled=progress) as show:
 
             def look(entry: Entry) -> None:
@@ -170,7 +171,6 @@ def run_recipe(
         history = [entry.as_json() | probed.get(entry.step, {}) for entry in run.history]
         keys = ("epsilon", "target_epsilon", "delta", "unit", "neighbours", "accountant", "private", "clip", "noise")
         outcome |= {key: facts[key] for key in keys}
-        outcome |= {"target_epsilon": experiment.epsilon}  # what was asked for, also of a plan that truly costs more
         outcome |= {"update": describe(recipe.update), "statement": in_words(facts), "steps": run.steps}
         outcome |= {"folder": None if folder is None else str(folder)}
     accuracies = [entry["test_accuracy"] for entry in history if entry.get("test_accuracy") is not None]
@@ -199,6 +199,20 @@ def cells(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for run in runs:
         groups.setdefault(tuple(run[name] for name in identity), []).append(run)
     return [dict(zip(identity, key, strict=True)) | over_seeds(members) for key, members in groups.items()]
+
+
+def over_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and sample standard deviation of the accuracy, the largest ε that was spent, the mean of the seconds."""
+    scores = [run["test_accuracy"] for run in runs if run.get("test_accuracy") is not None]
+    spent = [run["epsilon"] for run in runs if run.get("epsilon") is not None]
+    return {
+        "epsilon": max(spent) if spent else None,
+        "test_accuracy": statistics.fmean(scores) if scores else None,
+        "test_accuracy_std": statistics.stdev(scores) if len(scores) > 1 else None,
+        "seeds": [run["seed"] for run in runs],
+        "steps": runs[0]["steps"],
+        "seconds": round(statistics.fmean(run["seconds"] for run in runs), 3),
+    }
 
 
 def new_folder(parent: Path, name: str) -> Path:

@@ -4,40 +4,35 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from apportion import validate
 from apportion.budget import Budget, Record
-from apportion.compare.momentum import require_sgd
 from apportion.errors import InvalidArgument
 from apportion.sampling import Sampling
 from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.recipes import ROLES, Recipe, named
+from apportion.training.optimizers import require_momentum
 
 UNITS = {"record": Record}
-
-
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class _Strict(BaseModel):
+class StrictModel(BaseModel):
+    """Settings from a file: every name must be known."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class RecipeChoice(_Strict):
+class RecipeChoice(StrictModel):
     """One recipe of a comparison, with its own hyper-parameters where they differ from the experiment's.
 
     Args:
         label: what it is called in results; its name if nothing is said.
         lr_follows: the label of another recipe of the experiment, whose clip is known in advance. The learning rate then is η·C_t/C_1 with
             its C_t, so that a fixed clip stands beside a decaying one as its control.
-        control_of: the label of the recipe that this one is a control of.
-        calibrated_by: "pld" solves the noise from the true ε; "clt" from the limit theorem of Du et al., which is no upper bound, so
-            that the run really spends more than the experiment's ε.
-        paper: the accuracy that the source printed, in per cent, and `paper_std` what it printed after ±.
-        seeds: instead of the experiment's.
     """
 
     name: str
@@ -50,11 +45,6 @@ class RecipeChoice(_Strict):
     optimizer: str | None = None
     momentum: float | None = Field(default=None, ge=0, lt=1)
     activation: str | None = None
-    control_of: str | None = None
-    calibrated_by: Literal["pld", "clt"] = "pld"
-    paper: float | None = Field(default=None, ge=0, le=100)
-    paper_std: float | None = Field(default=None, ge=0)
-    seeds: tuple[Seed, ...] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -74,43 +64,18 @@ class RecipeChoice(_Strict):
         return recipe
 
 
-STUDY_KEYS = ("title", "source", "note", "experiment")
-"""What a study has beside the settings of its experiments."""
-
-
-class Later(_Strict):
-    """A published figure that cannot be run yet, so that it is missing in sight.
-
-    Args:
-        label: the method.
-        paper: the accuracy that the source printed, in per cent.
-        reason: what it waits for.
-    """
-
-    label: str
-    paper: float | None = Field(default=None, ge=0, le=100)
-    reason: str
-
-
-class Experiment(_Strict):
+class Experiment(StrictModel):
     """Recipes on one data set with one model, at one budget.
 
     Args:
-        label: what it is called beside other experiments of a study.
         momentum: of the optimiser "sgd".
-        paper_epsilon: what the source claims to have spent, where it is not `epsilon`.
-        kind: "training" trains; "price" only works out what the plan costs from step to step; "norms" trains on data that is a published
-            benchmark, and therefore public, and writes down the median norm of its unclipped gradients.
     """
 
     title: str = "Comparison"
-    label: str | None = None
-    kind: Literal["training", "price", "norms"] = "training"
     data: str
     model: str | None = None
     activation: str | None = None
     recipe: tuple[RecipeChoice, ...] = ()
-    later: tuple[Later, ...] = ()
     epsilon: float | None = None
     delta: float | None = None
     unit: str | None = None
@@ -124,7 +89,6 @@ class Experiment(_Strict):
     momentum: float = Field(default=0.0, ge=0, lt=1)
     seeds: tuple[Seed, ...] = ()
     micro_batch: int | Literal["auto"] = "auto"
-    paper_epsilon: float | None = None
 
     def sampling(self) -> Sampling:
         """The public facts of every run of the experiment."""
@@ -154,7 +118,7 @@ class Experiment(_Strict):
 
     def check(self) -> None:
         """Raise for everything that can be seen to be wrong before data is read."""
-        if not self.recipe and not self.later:
+        if not self.recipe:
             raise InvalidArgument("recipe", (), "there is nothing to run", 'Write recipe = ["abadi"], or [[recipe]]')
         self.sampling()
         shown = [choice.shown for choice in self.recipe]
@@ -169,12 +133,12 @@ class Experiment(_Strict):
         if any(recipe.private for recipe in recipes):
             self.budget()
         for choice in self.recipe:
-            for field in ("lr_follows", "control_of"):
-                if (other := getattr(choice, field)) is not None:
-                    validate.known(f"{choice.shown}.{field}", other, shown, "no recipe of this experiment is called so")
+            if choice.lr_follows is not None:
+                reason = "no recipe of this experiment is called so"
+                validate.known(f"{choice.shown}.lr_follows", choice.lr_follows, shown, reason)
             self.followed(choice)
             momentum = self.momentum if choice.momentum is None else choice.momentum
-            require_sgd(choice.optimizer or self.optimizer, momentum)
+            require_momentum(choice.optimizer or self.optimizer, momentum)
 
     def followed(self, choice: RecipeChoice) -> ClipSchedule | None:
         """The clip that the learning rate of `choice` follows; it must be known in advance."""
@@ -191,18 +155,25 @@ class Experiment(_Strict):
         return clip
 
 
+Kind = TypeVar("Kind", bound=Experiment)
+
+
 def experiment(values: dict[str, Any]) -> Experiment:
     """Validate values from any source; the first problem becomes one clear line."""
+    return validated(Experiment, values)
+
+
+def validated(kind: type[Kind], values: dict[str, Any]) -> Kind:
+    """Validate values as an experiment of this kind."""
     try:
-        return Experiment(**values)
+        return kind(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
+        loc = [str(part) for part in first["loc"]]
+        place = ".".join(loc)
         if first["type"] == "extra_forbidden":
-            owners: dict[str, type[_Strict]] = {"recipe": RecipeChoice, "later": Later}
-            owner = owners.get(str(first["loc"][0]), Experiment) if len(first["loc"]) > 1 else Experiment
-            names = (*owner.model_fields, *(STUDY_KEYS if owner is Experiment else ()))
-            validate.known(place, str(first["loc"][-1]), names, "there is no such setting")
+            owner = kind if len(loc) == 1 else get_args(kind.model_fields[loc[0]].annotation)[0]
+            validate.known(place, loc[-1], owner.model_fields, "there is no such setting")
         raise InvalidArgument(place, first.get("input"), first["msg"].lower(), "Correct this setting") from None
 
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Protocol
 
 from apportion import validate
-from apportion.compare.processes import ends_are_told, process_pool
+from apportion.compare.processes import explain_broken_pool, process_pool
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Candidates:
             return [_train(self._trainer, candidate) for candidate in candidates]
         if self._pool is None:
             self._pool = process_pool(self.processes, _start, self._make)
-        with ends_are_told(self.processes, "search"):
+        with explain_broken_pool(self.processes, "search"):
             return list(self._pool.map(_train_there, candidates))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from apportion.compare.remaining import time_left
+from apportion.compare.processes import time_left
 from apportion.search.search import Show
 from apportion.search.search_rules import Trial, best_of
 from apportion.search.trace import Trace

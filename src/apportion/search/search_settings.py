@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from apportion import validate
-from apportion.compare.momentum import require_sgd
 from apportion.search.search_rules import Greedy, Rule
-from apportion.training.optimizers import NAMED
+from apportion.training.optimizers import NAMED, require_momentum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,7 @@ class SearchSettings:
             seed=validate.whole("seed", self.seed, "it names a reproducible search", "Use seed=0", least=0),
         )
         validate.known("optimizer", self.optimizer, NAMED)
-        require_sgd(self.optimizer, self.momentum)
+        require_momentum(self.optimizer, self.momentum)
 
     def describe(self) -> dict[str, Any]:
         """The settings as data."""

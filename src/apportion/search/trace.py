@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from apportion.errors import InvalidArgument
-from apportion.search.fit import fit_decay
 from apportion.search.search_rules import Trial, best_of
 from apportion.search.search_settings import SearchSettings
 from apportion.training.checkpoint import replace_file
@@ -99,6 +100,29 @@ class Trace:
             "settings": self.settings.describe(),
             "trace": [asdict(trial) for trial in self.trials],
         }
+
+
+@dataclass(frozen=True)
+class Fit:
+    """C_t = C₀/t^a: what `clip.Decay` takes as `start` and `power`, if 0 < a ≤ 1."""
+
+    start: float
+    power: float
+
+    @property
+    def decays(self) -> bool:
+        """Whether `clip.Decay` can follow it."""
+        return 0 < self.power <= 1
+
+
+def fit_decay(thresholds: Sequence[float]) -> Fit:
+    """Least squares in logarithms: minimises Σ_t (ln C_t − ln C₀ + a·ln t)² over C₀ and a, t = 1, 2, …"""
+    if len(thresholds) < 2:
+        raise InvalidArgument(
+            "epochs", len(thresholds), "a decay cannot be fitted to one threshold", "Search at least two epochs"
+        )
+    slope, intercept = np.polyfit(np.log(np.arange(1, len(thresholds) + 1)), np.log(thresholds), 1)
+    return Fit(float(np.exp(intercept)), -float(slope))
 
 
 def _require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

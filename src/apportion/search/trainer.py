@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from apportion.budget import Budget, Public, Record
-from apportion.compare.momentum import with_momentum
+from apportion.compare.processes import one_thread
 from apportion.compare.resolve import resolve
-from apportion.compare.threads import one_thread
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.data import KNOWN
@@ -28,7 +27,7 @@ from apportion.strategies.noise import Constant
 from apportion.strategies.recipes import Recipe
 from apportion.training.evaluation import accuracy, require_public
 from apportion.training.opening import open_session, require_trainable
-from apportion.training.optimizers import build_optimizer
+from apportion.training.optimizers import build_optimizer, with_momentum
 from apportion.training.packing import pack, unpack
 from apportion.training.session import Setup
 

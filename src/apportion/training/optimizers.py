@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,6 +42,22 @@ def build_optimizer(model: nn.Module, optimizer: str | OptimizerFactory, lr: flo
     built = factory(list(trained_parameters(model).values()), lr=lr)
     require_plain_step(built)
     return built
+
+
+def with_momentum(optimizer: str, momentum: float) -> str | OptimizerFactory:
+    """v_t = μ·v_{t−1} + g̃_t, θ_t = θ_{t−1} − η·v_t, for μ = `momentum`; with μ = 0 the optimiser as it is named."""
+    require_momentum(optimizer, momentum)
+    return partial(torch.optim.SGD, momentum=momentum) if momentum else optimizer
+
+
+def require_momentum(optimizer: str, momentum: float) -> None:
+    """Refuse a momentum that never fades, or one for an optimiser other than "sgd"."""
+    if not 0 <= momentum < 1:
+        raise InvalidArgument("momentum", momentum, "old gradients would never fade", "Use 0 ≤ momentum < 1")
+    if momentum and optimizer != "sgd":
+        raise InvalidArgument(
+            "momentum", momentum, f"it belongs to the optimiser sgd, not to {optimizer}", 'Leave it out, or use "sgd"'
+        )
 
 
 def require_plain_step(optimizer: Optimizer) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from apportion import validate
-from apportion.compare.processes import ends_are_told, process_pool
+from apportion.compare.processes import explain_broken_pool, process_pool
 from apportion.compare.resolve import resolve
 from apportion.errors import ApportionError, DataNotFound, InvalidArgument
-from reproduction.study.cell import Cell
+from reproduction.study.paper_experiment import Cell
 from reproduction.study.run_cell import run_cell
 from reproduction.study.study_results import StudyResults
 
@@ -29,13 +29,13 @@ def run_study(
     data_dir: Path | None = None,
     show: Show = lambda cell, run: None,
 ) -> StudyResults:
-    """Run every cell that is missing and whose data is there. An interruption loses only the cells that were running, and a cell that
-    is refused only itself.
+    """Run every cell that is missing and whose data is available. An interruption loses only the cells that were running; a refused
+    cell does not stop the others.
 
     Args:
-        only: run those cells alone whose "experiment: recipe, seed" holds this text; the others stay as they are.
+        only: run only the cells whose "experiment: recipe, seed" contains this text.
     """
-    # one seed of everything first: a table that is interrupted has all of its rows
+    # one seed of everything first, so that an interrupted table has all of its rows
     wanted = sorted((cell for cell in results.missing if only in cell.title), key=lambda cell: cell.seed or 0)
     results.without_data = _without_data(results.missing, data_dir)
     cells = [cell for cell in wanted if not (cell.needs_data and cell.experiment.data in results.without_data)]
@@ -58,7 +58,11 @@ def recheck(
     data_dir: Path | None = None,
     show: Show = lambda cell, run: None,
 ) -> list[dict[str, Any]]:
-    """Run some kept cells again, drawn at random, and compare: the same seed must give exactly the same accuracies and ε."""
+    """Run some kept cells again, drawn at random, and compare.
+
+    The same seed must give exactly the same accuracies and ε on the same kind of processor with the same versions. Another processor
+    may add up in another order, which changes about the twelfth digit of ε and of the noise.
+    """
     validate.whole("recheck", count, "so many cells are run again", "Use 3")
     kept = [cell for cell in results.study.cells if cell.place in results.runs and only in cell.title]
     if not kept:
@@ -78,13 +82,15 @@ def recheck(
                 "same": run["history"] == before["history"],
                 "test_accuracy": run.get("test_accuracy"),
                 "test_accuracy_before": before.get("test_accuracy"),
+                "epsilon": run["epsilon"],
+                "epsilon_before": before["epsilon"],
             }
         )
     return findings
 
 
 def _without_data(cells: Sequence[Cell], data_dir: Path | None) -> dict[str, str]:
-    """Which data is not there, or only in part, and how to get it."""
+    """Which data is missing or incomplete, and how to get it."""
     found = {}
     for name, cell in {cell.experiment.data: cell for cell in cells if cell.needs_data}.items():
         declared = cell.experiment.sampling().population
@@ -99,8 +105,7 @@ def _without_data(cells: Sequence[Cell], data_dir: Path | None) -> dict[str, str
 
 
 def _outcomes(cells: Sequence[Cell], processes: int, data_dir: Path | None) -> Iterator[tuple[Cell, Outcome]]:
-    """Each cell with its run, or with why it was refused, as they end. Every cell is computed with one thread, so the number of
-    processes changes nothing."""
+    """Each cell with its run, or with the reason for its refusal, as they end. The number of processes changes no result."""
     processes = validate.whole("processes", processes, "they run the cells", "Use 1 to have no others")
     work = partial(_outcome, run=run_cell, data_dir=data_dir)
     if processes == 1 or len(cells) < 2:
@@ -110,7 +115,7 @@ def _outcomes(cells: Sequence[Cell], processes: int, data_dir: Path | None) -> I
     pool = process_pool(processes)
     waiting: dict[Future[Outcome], Cell] = {pool.submit(work, cell): cell for cell in cells}
     try:
-        with ends_are_told(processes, "study"):
+        with explain_broken_pool(processes, "study"):
             while waiting:
                 done, _ = wait(waiting, return_when=FIRST_COMPLETED)
                 for future in done:

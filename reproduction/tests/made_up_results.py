@@ -1,14 +1,11 @@
-"""Results that nobody computed: every cell of a packaged study with invented numbers, in the form in which studies keep theirs."""
+"""Invented results: every cell of a study with made-up numbers, in the form in which studies keep theirs."""
 
 import json
 import math
 import random
 
-from reproduction.experiments import find
-from reproduction.study import StudyResults, study
-
-from apportion.compare.experiment import read_file
 from apportion.strategies.descriptions import describe
+from reproduction.study import StudyResults, open_study
 
 STUDIES = (
     "ramp_up",
@@ -24,7 +21,7 @@ STUDIES = (
 
 def invented_study(name, folder, *, without=()):
     """Write `folder/name.json` as if all of the study had been run, but for the recipes in `without`; returns its content."""
-    results = StudyResults(study(name, read_file(find(name))), folder / f"{name}.json")
+    results = StudyResults(open_study(name), folder / f"{name}.json")
     for cell in results.study.cells:
         if cell.choice.shown not in without:
             results.runs[cell.place] = invented_run(cell) | {"key": cell.key}

@@ -2,9 +2,8 @@ import pytest
 import torch
 
 import apportion as ap
-from apportion.compare.momentum import with_momentum
 from apportion.search import SearchSettings
-from apportion.training.optimizers import build_optimizer
+from apportion.training.optimizers import build_optimizer, with_momentum
 
 
 def test_sgd_takes_any_momentum():

@@ -1,0 +1,22 @@
+"""Where results, pictures and pages are kept, and how their paths are shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+HERE = Path(__file__).parent
+RESULTS, PICTURES = HERE / "results", HERE / "pictures"
+PAGES = (HERE / "README.md", HERE / "results.md", HERE.parent / "docs" / "choosing.md")
+
+ResultsFolder = Annotated[
+    Path, typer.Option("--results", help="The folder of kept results.", show_default="reproduction/results")
+]
+
+
+def short(path: Path) -> str:
+    """The path from the current folder, if it lies in it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
