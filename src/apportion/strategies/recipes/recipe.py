@@ -94,7 +94,7 @@ class Recipe:
             return
         require_role("clip", self.clip)
         validate.store(self, noise=_resolve_noise(self.clip, self.noise))
-        if not isinstance(self.noise, FeedbackNoise):
+        if isinstance(self.noise, Clip) or not isinstance(self.noise, FeedbackNoise):
             require_role("noise", self.noise)
         require_role("update", self.update)
 
