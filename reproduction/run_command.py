@@ -21,12 +21,13 @@ from apportion.cli import options
 from apportion.cli.output import print_error_stream, writable_folder
 from apportion.compare.processes import time_left
 from apportion.errors import InvalidArgument
+from apportion.report.result import RunResult
 from reproduction.folders import RESULTS, ResultsFolder, short
 from reproduction.study import StudyResults, open_study, run_study
 from reproduction.study import recheck as run_again
 from reproduction.study.paper_experiment import Cell
 
-Show = Callable[[Cell, dict[str, Any]], None]
+Show = Callable[[Cell, RunResult], None]
 
 
 def run(
@@ -115,10 +116,10 @@ def _progress(name: str, total: int) -> Iterator[Show]:
     with Progress(*columns, console=console, disable=not console.is_terminal or not total) as progress:
         task = progress.add_task(name, total=total)
 
-        def show(cell: Cell, run: dict[str, Any]) -> None:
-            score = "" if run.get("test_accuracy") is None else f"{run['test_accuracy']:.2%}, "
-            spent = "no privacy" if run["epsilon"] is None else f"ε = {run['epsilon']:.3f}"
-            line = f"{cell.title}: {score}{spent}, {run['seconds']:.1f} s"
+        def show(cell: Cell, run: RunResult) -> None:
+            score = "" if run.test_accuracy is None else f"{run.test_accuracy:.2%}, "
+            spent = "no privacy" if run.epsilon is None else f"ε = {run.epsilon:.3f}"
+            line = f"{cell.title}: {score}{spent}, {run.seconds:.1f} s"
             if not console.is_terminal:
                 ended = next(done)
                 line += f"  ({ended} of {total}{time_left(ended, total - ended, time.monotonic() - started)})"

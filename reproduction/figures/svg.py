@@ -6,9 +6,11 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from html import escape
 
-INK, QUIET, GRID, CARD = "#1f2933", "#5f6b7a", "#e4e7eb", "#ffffff"
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4d", "#8c510a", "#7b3294", "#a6761d")
-"""Okabe and Ito's, which people who confuse red and green can tell apart; beyond them, labels tell lines apart."""
+from apportion.report import palette
+
+INK, QUIET, GRID, CARD = palette.INK, palette.MUTED, palette.GRID, palette.PAGE
+COLOURS = tuple(light for light, _ in palette.COLOURS[1:])
+"""Those of the report on a light page; labels tell lines apart beyond the first six."""
 FONT = "Helvetica, Arial, 'Liberation Sans', sans-serif"
 SIZE, TITLE = 12.0, 16.0
 EDGE = 18.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from scipy.stats import kendalltau
 
-from apportion.report.judging import more_than_claimed
+from apportion.report.judging import exceeds_claim
 from reproduction.figures.kept_results import Cell, NotRun, StudyFile
 
 HEADINGS = ("method", "ours, %", "printed, %", "difference", "true ε", "claimed ε", "seconds")
@@ -100,7 +100,7 @@ def _spent(cell: Cell) -> str:
     """ε in bold if it is more than was claimed."""
     if cell.epsilon is None:
         return "none"
-    more = cell.paper_epsilon is not None and more_than_claimed(cell.epsilon, cell.paper_epsilon)
+    more = cell.paper_epsilon is not None and exceeds_claim(cell.epsilon, cell.paper_epsilon)
     return f"**{cell.epsilon:.3f}**" if more else f"{cell.epsilon:.3f}"
 
 

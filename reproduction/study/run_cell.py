@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import time
 import warnings
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from apportion.compare.comparison import run_recipe
 from apportion.compare.processes import one_thread
 from apportion.compare.resolve import resolve
 from apportion.report.planning import plan_by_limit_theorem, plan_facts, plan_recipe
+from apportion.report.result import HistoryEntry, RunResult
 from apportion.training.versions import package_versions, source_commit
 from reproduction.study.gradient_norms import median_norms
 from reproduction.study.paper_experiment import Cell
 
-_KEPT = ("epsilon", "test_accuracy", "median_norm")
 _subject = cache(resolve)
 
 
-def run_cell(cell: Cell, data_dir: Path | None = None) -> dict[str, Any]:
-    """The outcome as data: settings, ε, accuracy, the history of evaluated steps, and what it was computed with."""
+def run_cell(cell: Cell, data_dir: Path | None = None) -> RunResult:
+    """The outcome: settings, ε, accuracy, the history of evaluated steps, and what it was computed with."""
     commit = source_commit()  # before the run: the files may change while it runs
     with one_thread(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "delta=", UserWarning)  # δ = 1/N is what the papers use
         run = _trained(cell, data_dir) if cell.needs_data else _priced(cell)
-    evaluated = [entry for entry in run["history"] if any(entry.get(key) is not None for key in _KEPT)]
-    return run | {"history": evaluated, "commit": commit, "versions": package_versions()}
+    details = {**run.details, "commit": commit, "versions": package_versions()}
+    return replace(run, history=tuple(entry for entry in run.history if _is_evaluated(entry)), details=details)
 
 
-def _trained(cell: Cell, data_dir: Path | None) -> dict[str, Any]:
+def _is_evaluated(entry: HistoryEntry) -> bool:
+    return any(one is not None for one in (entry.epsilon, entry.test_accuracy, entry.details.get("median_norm")))
+
+
+def _trained(cell: Cell, data_dir: Path | None) -> RunResult:
     experiment, choice = cell.experiment, cell.choice
     subject = _subject(experiment.data, experiment.model, data_dir)
     probe = median_norms(experiment.data, subject) if experiment.kind == "norms" else None
@@ -38,33 +42,26 @@ def _trained(cell: Cell, data_dir: Path | None) -> dict[str, Any]:
     if choice.calibrated_by == "clt":  # the noise of the limit theorem, at its true price
         plan = plan_by_limit_theorem(choice.recipe(), experiment.budget(), experiment.sampling())
     run = run_recipe(experiment, choice, subject, cell.seed, None, progress=False, probe=probe, plan=plan)
-    return run if run["target_epsilon"] is None else run | {"target_epsilon": experiment.epsilon}
+    return run if run.target_epsilon is None else replace(run, target_epsilon=experiment.epsilon)
 
 
-def _priced(cell: Cell) -> dict[str, Any]:
+def _priced(cell: Cell) -> RunResult:
     """What the plan costs from step to step, by our accountant and in the end by the others; nothing is trained."""
     experiment, choice, started = cell.experiment, cell.choice, time.perf_counter()
     budget = experiment.budget()
     planned = plan_recipe(choice.recipe(), budget, experiment.sampling(), choice.calibrated_by)
     plan = plan_facts(planned, target_epsilon=budget.epsilon, calibration=choice.calibrated_by)
-    history = [
-        {
-            "step": step,
-            "epsilon": epsilon,
-            "clip": plan["clip"][step - 1],
-            "noise_multiplier": plan["noise_multiplier"][step - 1],
-        }
+    history = tuple(
+        HistoryEntry(step, epsilon, (plan["clip"][step - 1],), plan["noise_multiplier"][step - 1])
         for step, epsilon in plan["spent"]
-    ]
-    kept = ("epsilon", "target_epsilon", "delta", "unit", "steps", "sample_rate", "expected_batch_size", "claims")
-    return {
-        "recipe": choice.shown,
-        "data": experiment.data,
-        "model": None,
-        "seed": None,
+    )
+    kept = ("epsilon", "target_epsilon", "delta", "unit", "steps", "sample_rate", "expected_batch_size")
+    return RunResult(
+        recipe=choice.shown,
+        data=experiment.data,
+        population=experiment.population,
+        seconds=round(time.perf_counter() - started, 3),
+        history=history,
+        details={"claims": plan["claims"]},
         **{key: plan[key] for key in kept},
-        "population": experiment.population,
-        "test_accuracy": None,
-        "seconds": round(time.perf_counter() - started, 3),
-        "history": history,
-    }
+    )

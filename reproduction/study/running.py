@@ -13,12 +13,13 @@ from apportion import validate
 from apportion.compare.processes import explain_broken_pool, process_pool
 from apportion.compare.resolve import resolve
 from apportion.errors import ApportionError, DataNotFound, InvalidArgument
+from apportion.report.result import RunResult
 from reproduction.study.paper_experiment import Cell
 from reproduction.study.run_cell import run_cell
 from reproduction.study.study_results import StudyResults
 
-Show = Callable[[Cell, dict[str, Any]], None]
-Outcome = dict[str, Any] | ApportionError
+Show = Callable[[Cell, RunResult], None]
+Outcome = RunResult | ApportionError
 
 
 def run_study(
@@ -79,11 +80,11 @@ def recheck(
                 "experiment": experiment,
                 "recipe": recipe,
                 "seed": seed,
-                "same": run["history"] == before["history"],
-                "test_accuracy": run.get("test_accuracy"),
-                "test_accuracy_before": before.get("test_accuracy"),
-                "epsilon": run["epsilon"],
-                "epsilon_before": before["epsilon"],
+                "same": run.history == before.history,
+                "test_accuracy": run.test_accuracy,
+                "test_accuracy_before": before.test_accuracy,
+                "epsilon": run.epsilon,
+                "epsilon_before": before.epsilon,
             }
         )
     return findings
@@ -124,7 +125,7 @@ def _outcomes(cells: Sequence[Cell], processes: int, data_dir: Path | None) -> I
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _outcome(cell: Cell, run: Callable[..., dict[str, Any]], data_dir: Path | None) -> Outcome:
+def _outcome(cell: Cell, run: Callable[..., RunResult], data_dir: Path | None) -> Outcome:
     try:
         return run(cell, data_dir=data_dir)
     except ApportionError as error:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from apportion.compare.comparison import over_seeds
 from apportion.errors import InvalidArgument
-from apportion.report.judging import CLOSE, more_than_claimed
+from apportion.report.judging import compare_accuracy
+from apportion.report.result import RunResult
+from apportion.report.series import Series, group_runs
 from apportion.training.checkpoint import replace_file
 from reproduction.study.paper_experiment import Cell
 from reproduction.study.study import Study
@@ -34,8 +35,8 @@ class StudyResults:
 
     study: Study
     path: Path
-    runs: dict[Place, dict[str, Any]] = field(default_factory=dict)
-    superseded: dict[Place, dict[str, Any]] = field(default_factory=dict)
+    runs: dict[Place, RunResult] = field(default_factory=dict)
+    superseded: dict[Place, RunResult] = field(default_factory=dict)
     without_data: dict[str, str] = field(default_factory=dict)
     refused: dict[Place, str] = field(default_factory=dict)
 
@@ -45,19 +46,19 @@ class StudyResults:
         results = cls(study, path)
         if path.exists():
             results._take(_runs(path))
-        others = {run["key"]: run for other in sorted(path.parent.glob("*.json")) for run in _runs_if_any(other)}
+        others = {_key(run): run for other in sorted(path.parent.glob("*.json")) for run in _runs_if_any(other)}
         for cell in results.missing:
             if (key := cell.key) in others:
                 experiment, recipe, _ = cell.place
-                results.runs[cell.place] = {**others[key], "experiment": experiment, "recipe": recipe}
+                results.runs[cell.place] = replace(others[key], experiment=experiment, recipe=recipe)
         return results
 
-    def _take(self, found: Sequence[dict[str, Any]]) -> None:
+    def _take(self, found: Sequence[RunResult]) -> None:
         """Runs of the file: of places that have none here."""
         keys = {cell.place: cell.key for cell in self.study.cells}
         for run in found:
             place = _place(run)
-            (self.runs if keys.get(place) == run.get("key") else self.superseded).setdefault(place, run)
+            (self.runs if keys.get(place) == _key(run) else self.superseded).setdefault(place, run)
 
     @property
     def changed(self) -> list[Cell]:
@@ -69,9 +70,10 @@ class StudyResults:
         """The cells that have not been run, in the study's order."""
         return [cell for cell in self.study.cells if cell.place not in self.runs]
 
-    def add(self, cell: Cell, run: dict[str, Any]) -> None:
+    def add(self, cell: Cell, run: RunResult) -> None:
         """Keep a run, durably."""
-        self.runs[cell.place] = {**run, "key": cell.key, "configuration": cell.configuration()}
+        details = {**run.details, "key": cell.key, "configuration": cell.configuration()}
+        self.runs[cell.place] = replace(run, experiment=cell.place[0], details=details)
         self.save()
 
     def save(self) -> None:
@@ -84,7 +86,7 @@ class StudyResults:
     def content(self) -> dict[str, Any]:
         """What the file holds; published figures are always those of the study's file."""
         runs = [self._with_source(cell, self.runs[cell.place]) for cell in self.study.cells if cell.place in self.runs]
-        in_use = {run["key"] for run in runs}
+        in_use = {_key(run) for run in runs}
         return {
             "version": VERSION,
             "name": self.study.name,
@@ -94,9 +96,11 @@ class StudyResults:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "not_run": self.not_run(),
             "cells": summarise(runs),
-            "runs": runs,
+            "runs": [run.to_json() for run in runs],
             "superseded": [
-                run for place, run in self.superseded.items() if place not in self.runs and run.get("key") not in in_use
+                run.to_json()
+                for place, run in self.superseded.items()
+                if place not in self.runs and _key(run) not in in_use
             ],
         }
 
@@ -118,69 +122,73 @@ class StudyResults:
         return [{"experiment": experiment, "recipe": recipe, **why} for (experiment, recipe), why in found.items()]
 
     @staticmethod
-    def _with_source(cell: Cell, run: dict[str, Any]) -> dict[str, Any]:
+    def _with_source(cell: Cell, run: RunResult) -> RunResult:
         choice, experiment = cell.choice, cell.experiment
-        return {
-            "experiment": cell.place[0],
-            **run,
-            "paper_accuracy": _fraction(choice.paper),
-            "paper_accuracy_std": _fraction(choice.paper_std),
-            "paper_epsilon": None if run["epsilon"] is None else experiment.paper_epsilon or experiment.epsilon,
-            "control_of": choice.control_of,
-        }
+        return replace(
+            run,
+            experiment=cell.place[0],
+            paper_accuracy=_fraction(choice.paper),
+            paper_accuracy_std=_fraction(choice.paper_std),
+            paper_epsilon=None if run.epsilon is None else experiment.paper_epsilon or experiment.epsilon,
+            control_of=choice.control_of,
+        )
 
 
-def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def summarise(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """One row for each recipe of each experiment.
 
-    `met` compares with the source: our mean is at least the printed accuracy minus 0.3 points. `None` where it printed none, and where
-    we spent more than it claims, as plans of a limit theorem do: at another price there is nothing to compare.
+    `met` compares with the source: our mean is above the printed accuracy or close to it. `None` where it printed none, and where we
+    spent more than it claims, as plans of a limit theorem do: at another price there is nothing to compare.
     """
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for run in runs:
-        groups.setdefault((run["experiment"], run["recipe"]), []).append(run)
-    return [_row(experiment, recipe, members) for (experiment, recipe), members in groups.items()]
+    rows = []
+    for (experiment, recipe), members in group_runs(runs, lambda run: (run.experiment, run.recipe)).items():
+        first = members[0]
+        ours = Series(recipe, first.target_epsilon, recipe, "solid", tuple(members))
+        mean, paper = ours.accuracy, ours.paper_accuracy
+        difference, met = None, None
+        if mean is not None and paper is not None:
+            difference = mean - paper
+            met = None if ours.above_claim else compare_accuracy(mean, paper) != "below"
+        rows.append(
+            {
+                "experiment": experiment,
+                "paper_epsilon": None if ours.epsilon is None else ours.paper_epsilon,
+                "paper_accuracy": paper,
+                "paper_accuracy_std": first.paper_accuracy_std,
+                "difference": difference,
+                "met": met,
+                "control_of": first.control_of,
+                **ours.to_json(),
+            }
+        )
+    return rows
 
 
-def _row(experiment: str, recipe: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    first, ours = runs[0], over_seeds(runs)
-    mean, spent, paper = ours["test_accuracy"], ours["epsilon"], first.get("paper_accuracy")
-    difference = None if mean is None or paper is None else mean - paper
-    dearer = spent is not None and more_than_claimed(spent, first["paper_epsilon"])
-    return {
-        "experiment": experiment,
-        "recipe": recipe,
-        "data": first["data"],
-        "model": first["model"],
-        "target_epsilon": first["target_epsilon"],
-        "paper_epsilon": None if spent is None else first["paper_epsilon"],
-        "delta": first["delta"],
-        "paper_accuracy": paper,
-        "paper_accuracy_std": first.get("paper_accuracy_std"),
-        "difference": difference,
-        "met": None if difference is None or dearer else difference >= -CLOSE,
-        "control_of": first.get("control_of"),
-        **ours,
-    }
+def _place(run: RunResult) -> Place:
+    return run.experiment or "", run.recipe, run.seed
 
 
-def _place(run: dict[str, Any]) -> Place:
-    return run["experiment"], run["recipe"], run["seed"]
+def _key(run: RunResult) -> str | None:
+    """The fingerprint of the settings that it was run with."""
+    return run.details.get("key")
 
 
-def _runs(path: Path) -> list[dict[str, Any]]:
+def _runs(path: Path) -> list[RunResult]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return [run for run in (*content["runs"], *content.get("superseded", ())) if _place(run)]
+        found = [RunResult.from_json(run) for run in (*content["runs"], *content.get("superseded", ()))]
+        if any(run.experiment is None for run in found):
+            raise ValueError("a run belongs to no experiment")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         reason = f"it is no file of results ({type(error).__name__}: {error})"
         raise InvalidArgument("out", str(path), reason, "Move it away, or choose another folder") from error
+    return found
 
 
-def _runs_if_any(path: Path) -> list[dict[str, Any]]:
+def _runs_if_any(path: Path) -> list[RunResult]:
     """Nothing from a file of another kind, or from none."""
     try:
-        return [run for run in _runs(path) if isinstance(run.get("key"), str)]
+        return [run for run in _runs(path) if isinstance(_key(run), str)]
     except InvalidArgument:
         return []
 

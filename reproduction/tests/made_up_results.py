@@ -4,6 +4,7 @@ import json
 import math
 import random
 
+from apportion.report import RunResult
 from apportion.strategies.descriptions import describe
 from reproduction.study import StudyResults, open_study
 
@@ -24,7 +25,7 @@ def invented_study(name, folder, *, without=()):
     results = StudyResults(open_study(name), folder / f"{name}.json")
     for cell in results.study.cells:
         if cell.choice.shown not in without:
-            results.runs[cell.place] = invented_run(cell) | {"key": cell.key}
+            results.runs[cell.place] = RunResult.from_json(invented_run(cell) | {"key": cell.key})
     results.save()
     return results.content()
 

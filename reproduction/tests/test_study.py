@@ -8,6 +8,7 @@ import torch
 
 import apportion as ap
 from apportion.compare.resolve import resolve
+from apportion.report import RunResult
 from reproduction.folders import RESULTS
 from reproduction.study import StudyResults, open_study, read_study, recheck, run_study, study_names
 from reproduction.study.gradient_norms import median_norms
@@ -199,11 +200,11 @@ def test_the_control_has_the_learning_rate_of_the_decay(kept):
     """η·C_t/C_1, step by step; its own threshold is fixed."""
     values = content(steps=20, seeds=[1])
     results = run_study(StudyResults.open(read_study("longer", values), kept.with_name("longer.json")))
-    decay, control = (results.runs["digits", name, 1]["history"] for name in ("lin-decay", "control"))
+    decay, control = (results.runs["digits", name, 1].history for name in ("lin-decay", "control"))
     for one, other in zip(decay, control, strict=True):
-        assert other["learning_rate"] == pytest.approx(2.0 * one["clip"] / decay[0]["clip"])
-        assert other["clip"] == control[0]["clip"]
-    assert control[-1]["learning_rate"] < 0.6 * control[0]["learning_rate"]
+        assert other.details["learning_rate"] == pytest.approx(2.0 * one.clip[0] / decay[0].clip[0])
+        assert other.clip == control[0].clip
+    assert control[-1].details["learning_rate"] < 0.6 * control[0].details["learning_rate"]
 
 
 def test_kept_cells_of_one_name_alone_are_run_again(kept):
@@ -261,17 +262,17 @@ def test_a_plan_of_the_limit_theorem_spends_more_than_it_claims(tmp_path):
     run = run_study(StudyResults.open(read_study("price", values), tmp_path / "price.json")).runs[
         "price", "du-growing", None
     ]
-    assert run["epsilon"] > 3.0 * 1.05
-    assert run["claims"]["GDP central limit (not an upper bound)"] == pytest.approx(3.0, rel=1e-3)
-    assert [entry["epsilon"] for entry in run["history"]] == sorted(entry["epsilon"] for entry in run["history"])
+    assert run.epsilon > 3.0 * 1.05
+    assert run.details["claims"]["GDP central limit (not an upper bound)"] == pytest.approx(3.0, rel=1e-3)
+    assert [entry.epsilon for entry in run.history] == sorted(entry.epsilon for entry in run.history)
 
 
 def test_training_by_the_limit_theorem_states_the_true_price(tmp_path):
     recipes = [{"name": "du-growing", "calibrated_by": "clt", "seeds": [1]}]
     values = content(experiment=[{"label": "clt", "recipe": recipes}])
     run = run_study(StudyResults.open(read_study("clt", values), tmp_path / "clt.json")).runs["clt", "du-growing", 1]
-    assert run["epsilon"] > 3.0 * 1.05
-    assert run["target_epsilon"] == 3.0, "what was asked for"
+    assert run.epsilon > 3.0 * 1.05
+    assert run.target_epsilon == 3.0, "what was asked for"
 
 
 def test_raw_norms_are_those_of_single_records_and_only_of_benchmarks():
@@ -291,7 +292,7 @@ def test_raw_norms_are_those_of_single_records_and_only_of_benchmarks():
 def test_norms_stand_in_the_history(tmp_path):
     values = content(kind="norms", experiment=[{"label": "norms", "recipe": [{"name": "abadi", "seeds": [1]}]}])
     run = run_study(StudyResults.open(read_study("norms", values), tmp_path / "norms.json")).runs["norms", "abadi", 1]
-    assert all(entry["median_norm"] > 0 for entry in run["history"])
+    assert all(entry.details["median_norm"] > 0 for entry in run.history)
 
 
 def test_data_that_is_not_there_is_left_out_and_said(tmp_path, monkeypatch):
@@ -325,18 +326,15 @@ def test_what_cannot_run_yet_is_in_sight(tmp_path):
 
 @pytest.mark.parametrize(("ours", "met"), [(0.8971, True), (0.8969, False), (0.95, True)])
 def test_a_cell_is_met_if_it_is_at_most_three_tenths_of_a_point_below(ours, met):
-    keys = ("data", "model", "target_epsilon", "epsilon", "paper_epsilon", "delta", "steps", "seed")
-    run = dict.fromkeys(keys) | {"experiment": "a", "recipe": "b", "seconds": 1.0}
-    (cell,) = summarise([run | {"test_accuracy": ours, "paper_accuracy": 0.9}])
+    (cell,) = summarise([RunResult("b", experiment="a", test_accuracy=ours, paper_accuracy=0.9)])
     assert cell["met"] is met
     assert cell["difference"] == pytest.approx(ours - 0.9)
 
 
 @pytest.mark.parametrize(("spent", "met"), [(1.2, True), (1.43, None)])
 def test_a_cell_that_cost_more_than_was_claimed_is_not_judged(spent, met):
-    keys = ("data", "model", "target_epsilon", "delta", "steps", "seed")
-    run = dict.fromkeys(keys) | {"experiment": "a", "recipe": "b", "seconds": 1.0, "epsilon": spent}
-    (cell,) = summarise([run | {"test_accuracy": 0.95, "paper_accuracy": 0.9, "paper_epsilon": 1.2}])
+    printed = {"paper_accuracy": 0.9, "paper_epsilon": 1.2}
+    (cell,) = summarise([RunResult("b", experiment="a", epsilon=spent, test_accuracy=0.95, **printed)])
     assert cell["met"] is met
 
 

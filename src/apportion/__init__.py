@@ -21,6 +21,9 @@ from apportion.errors import (
     UnsupportedModel,
     WrongOrder,
 )
+from apportion.report import (
+    report,  # at once: imported later, the package of that name would take the place of the function
+)
 
 if TYPE_CHECKING:
     from apportion.execution import Execution
@@ -67,6 +70,7 @@ __all__ = [
     "noise",
     "plan",
     "recipes",
+    "report",
     "temper",
     "train",
     "update",

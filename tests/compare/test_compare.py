@@ -4,8 +4,9 @@ import math
 import pytest
 
 from apportion import InvalidArgument
-from apportion.compare.comparison import cells, compare
+from apportion.compare.comparison import collect_results, compare
 from apportion.compare.experiment import experiment, find_file, read_file
+from apportion.report import Results, RunResult
 
 TINY = {
     "data": "digits",
@@ -22,28 +23,20 @@ TINY = {
 }
 
 
-def run(title, recipe="abadi", accuracy=0.5, seed=0, epsilon=2.99):
-    return {
-        "recipe": recipe,
-        "data": "d",
-        "model": "m",
-        "target_epsilon": 3.0,
-        "delta": 1e-5,
-        "epsilon": epsilon,
-        "test_accuracy": accuracy,
-        "seed": seed,
-        "steps": 5,
-        "seconds": 1.0,
-    }
+def run(recipe="abadi", accuracy=0.5, seed=0):
+    asked = {"target_epsilon": 3.0, "delta": 1e-5, "epsilon": 2.99}
+    return RunResult(
+        recipe=recipe, data="d", model="m", test_accuracy=accuracy, seed=seed, steps=5, seconds=1.0, **asked
+    )
 
 
 def test_a_comparison_has_a_run_for_every_recipe_and_seed(tmp_path):
     told = []
     results = compare(experiment(TINY), tmp_path, announce=told.append)
-    assert [(r["recipe"], r["seed"]) for r in results["runs"]] == [
+    assert [(r.recipe, r.seed) for r in results.runs] == [
         (name, seed) for name in ("non-private", "abadi", "lin-decay") for seed in (0, 1)
     ]
-    assert told == results["runs"]
+    assert tuple(told) == results.runs
     required = {
         "recipe",
         "data",
@@ -56,23 +49,26 @@ def test_a_comparison_has_a_run_for_every_recipe_and_seed(tmp_path):
         "seed",
         "seconds",
     }
-    assert all(required <= set(r) for r in results["runs"])
-    plain, private = results["runs"][0], results["runs"][2]
-    assert plain["epsilon"] is None
-    assert plain["target_epsilon"] is None
-    assert 0.998 * 3 <= private["epsilon"] <= 3
-    assert private["private"] is False, "a seeded run must not be called private"
-    assert "NOT PRIVATE" in private["statement"]
-    assert results["runs"][4]["clip"]["start"] == 0.5
+    written = results.to_json()
+    assert all(required <= set(r) for r in written["runs"])
+    assert Results.from_json(json.loads(json.dumps(written, allow_nan=False))) == results
+    plain, private = results.runs[0], results.runs[2]
+    assert plain.epsilon is None
+    assert plain.target_epsilon is None
+    assert 0.998 * 3 <= private.epsilon <= 3
+    assert private.epsilon_spent == private.epsilon, "there are no spare steps"
+    assert private.private is False, "a seeded run must not be called private"
+    assert "NOT PRIVATE" in private.statement
+    assert results.runs[4].details["clip"]["start"] == 0.5
     assert (tmp_path / "runs" / "abadi-seed1" / "public" / "privacy.md").exists()
-    json.dumps(results, allow_nan=False)
     again = compare(experiment(TINY | {"recipe": [{"name": "abadi"}], "seeds": [1]}), tmp_path)
-    assert again["runs"][0]["test_accuracy"] == results["runs"][3]["test_accuracy"]
+    assert again.runs[0].test_accuracy == results.runs[3].test_accuracy
     assert (tmp_path / "runs" / "abadi-seed1-2").exists(), "an earlier run was overwritten"
 
 
 def test_cells_are_means_over_seeds():
-    rows = cells([run("a", accuracy=0.5, seed=0), run("a", accuracy=0.7, seed=1), run("b", recipe="x", accuracy=0.4)])
+    found = [run(accuracy=0.5, seed=0), run(accuracy=0.7, seed=1), run("x", accuracy=0.4)]
+    rows = collect_results("made up", found).details["cells"]
     assert [row["recipe"] for row in rows] == ["abadi", "x"]
     assert rows[0]["test_accuracy"] == pytest.approx(0.6)
     assert rows[0]["test_accuracy_std"] == pytest.approx(math.sqrt(0.02))
@@ -83,7 +79,7 @@ def test_cells_are_means_over_seeds():
 def test_two_settings_of_one_recipe_have_labels(tmp_path):
     choices = [{"name": "abadi", "label": f"C = {c}", "clip": {"threshold": c}} for c in (0.3, 1.0)]
     results = compare(experiment(TINY | {"recipe": choices, "seeds": [0]}), tmp_path)
-    assert [row["recipe"] for row in results["cells"]] == ["C = 0.3", "C = 1.0"]
+    assert [row["recipe"] for row in results.details["cells"]] == ["C = 0.3", "C = 1.0"]
 
 
 def test_the_packaged_demo_is_a_valid_experiment():

@@ -9,7 +9,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from apportion.report import write_report
+from apportion.report import RunResult, write_report
 
 STEPS, EVERY = 200, 20
 RECIPES: dict[str, Any] = {
@@ -133,6 +133,11 @@ def paper_table() -> dict[str, Any]:
         "source": "Nobody et al., Table 2 (made up)",
         "note": "None of these figures was measured or published: they are here to test the report.",
     }
+
+
+def typed(runs: list[dict[str, Any]]) -> list[RunResult]:
+    """Runs as files have them, read."""
+    return [RunResult.from_json(run) for run in runs]
 
 
 def plotly_source() -> str:

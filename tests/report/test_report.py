@@ -69,6 +69,15 @@ class TestPage:
         results["runs"] = [run for run in results["runs"] if run["recipe"] in ("lin-decay", "non-private")]
         assert f'<p class="lead">{reached}, {gap}</p>' in page_of(results, tmp_path)
 
+    def test_what_is_close_to_the_best_is_named(self, results: dict[str, Any], tmp_path: Path) -> None:
+        accuracies = {"lin-decay": 0.921, "constant": 0.918, "noise-falls": 0.9, "non-private": 0.922}
+        for run in results["runs"]:
+            run["test_accuracy"] = accuracies[run["recipe"]]
+        said = "the highest of 3 recipes (constant is close to it) and close to non-private training."
+        assert said in page_of(results, tmp_path)
+        results["runs"] = [run | {"test_accuracy": 0.9} for run in results["runs"]]
+        assert "(lin-decay and noise-falls are close to it)" in page_of(results, tmp_path)
+
     def test_badges_and_best_row(self, results: dict[str, Any], tmp_path: Path) -> None:
         table = re.search(r"<tbody>.*?</tbody>", page_of(results, tmp_path), re.DOTALL)
         assert table is not None
@@ -169,11 +178,21 @@ def test_the_command_names_the_page_after_its_results(results: dict[str, Any], t
     for name in ("results.json", "lin-table-2.json"):
         (tmp_path / name).write_text(json.dumps(results), encoding="utf-8")
     for place in (tmp_path, tmp_path / "lin-table-2.json"):
-        report(place, None)
+        report([place], None)
     assert {path.name for path in tmp_path.glob("*.html")} == {"report.html", "lin-table-2.html"}
     (tmp_path / "report.html").unlink()
-    report(tmp_path / "results.json", None)
+    report([tmp_path / "results.json"], None)
     assert (tmp_path / "report.html").exists()
+
+
+def test_the_command_lays_several_results_side_by_side(results: dict[str, Any], tmp_path: Path) -> None:
+    for name, target in (("one", 1.0), ("other", 8.0)):
+        runs = [make_run("constant", 0, target=target)]
+        (tmp_path / f"{name}.json").write_text(json.dumps(make_results(runs)), encoding="utf-8")
+    report([tmp_path / "one.json", tmp_path / "other.json"], tmp_path / "both.html")
+    page = (tmp_path / "both.html").read_text(encoding="utf-8")
+    assert "constant (ε = 1)" in page
+    assert "constant (ε = 8)" in page
 
 
 class TestRefusals:
@@ -194,7 +213,8 @@ class TestRefusals:
 
     def test_read_file_or_folder(self, results: dict[str, Any], tmp_path: Path) -> None:
         (tmp_path / "results.json").write_text(json.dumps(results), encoding="utf-8")
-        assert read_results(tmp_path) == read_results(tmp_path / "results.json") == results
+        assert read_results(tmp_path) == read_results(tmp_path / "results.json")
+        assert read_results(tmp_path).to_json() == results
 
     def test_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="there is no such file") as caught:

@@ -5,21 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from report_samples import EVERY, RECIPES, STEPS, comparison, make_run, paper_table
+from report_samples import EVERY, RECIPES, STEPS, comparison, make_run, paper_table, typed
 
-from apportion.report import axes, curves
-from apportion.report import panels as figures
+from apportion.report import curves, panels
+from apportion.report.drawing import fit_percent_axis
 from apportion.report.palette import COLOURS
-from apportion.report.series import series, slots
+from apportion.report.series import assign_colours, group_series
 
-DRAW = {
-    name: getattr(figures, name)
-    for name in ("accuracy_by_steps", "accuracy_by_epsilon", "epsilon_by_steps", "clip_by_steps", "noise_by_steps")
-}
+DRAWN = ("accuracy_by_steps", "accuracy_by_epsilon", "epsilon_by_steps", "clip_by_steps", "noise_by_steps")
 
 
 def figure(name: str, runs: list[dict[str, Any]]) -> Any:
-    return getattr(figures, name)(series(runs), slots(runs, len(COLOURS)))
+    found = typed(runs)
+    return getattr(panels, f"draw_{name}")(group_series(found), assign_colours(found, len(COLOURS)))
 
 
 def lines(drawn: Any) -> list[Any]:
@@ -54,14 +52,14 @@ def test_one_seed_has_no_band() -> None:
 
 def test_a_recipe_has_one_colour_in_all_figures(runs: list[dict[str, Any]]) -> None:
     seen: dict[str, set[str]] = {}
-    for name in DRAW:
+    for name in DRAWN:
         for trace in figure(name, runs).data:
             if trace.meta["recipe"]:
                 seen.setdefault(trace.meta["recipe"], set()).add(trace.line.color)
     assert set(seen) == set(RECIPES)
     assert all(len(colours) == 1 for colours in seen.values())
     assert len(set.union(*seen.values())) == len(RECIPES)
-    assert slots(runs, len(COLOURS))["non-private"] == 0
+    assert assign_colours(typed(runs), len(COLOURS))["non-private"] == 0
 
 
 def test_budget_is_a_dashed_line(runs: list[dict[str, Any]]) -> None:
@@ -78,7 +76,7 @@ def test_non_private_training_is_a_reference(runs: list[dict[str, Any]], free: l
 
 
 def test_without_epsilon_there_is_nothing_to_draw(free: list[dict[str, Any]]) -> None:
-    assert {name for name in DRAW if figure(name, free) is not None} == {"accuracy_by_steps"}
+    assert {name for name in DRAWN if figure(name, free) is not None} == {"accuracy_by_steps"}
 
 
 def test_missing_values(runs: list[dict[str, Any]]) -> None:
@@ -134,7 +132,7 @@ def test_wide_thresholds_get_a_logarithmic_axis(runs: list[dict[str, Any]]) -> N
 
 def test_the_first_climb_does_not_flatten_the_rest(runs: list[dict[str, Any]]) -> None:
     drawn = figure("accuracy_by_steps", runs)
-    low, high = axes.shares(drawn.data)["range"]
+    low, high = fit_percent_axis(drawn.data)["range"]
     assert min(trace.y[0] for trace in lines(drawn)) < 0.3 < low
     assert all(low < y < high for trace in drawn.data if trace.meta["role"] == "line" for y in trace.y[5:])
 
@@ -160,7 +158,7 @@ def test_long_histories_are_thinned_but_keep_their_ends() -> None:
 def test_names_are_escaped_for_plotly(free: list[dict[str, Any]]) -> None:
     bad = '<a href="https://example.org">x</a>'
     runs = [make_run("constant", 0) | {"recipe": bad}, free[0] | {"recipe": f"free {bad}"}]
-    for name in DRAW:
+    for name in DRAWN:
         assert all("<a" not in trace.name + trace.hovertemplate for trace in lines(figure(name, runs)))
     rule = figure("accuracy_by_epsilon", runs).data[-1]
     assert "<a" not in rule.name + rule.hovertemplate

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_samples import EXPERIMENTS, comparison, make_run, page_of, paper_table
+from report_samples import EXPERIMENTS, comparison, make_run, page_of, paper_table, typed
 
-from apportion.report import results_table as table
-from apportion.report import sentences as summary
-from apportion.report.reading import problem_of
-from apportion.report.series import experiments
+from apportion.errors import InvalidArgument
+from apportion.report import Results
+from apportion.report.judging import CLOSE, compare_accuracy
+from apportion.report.results_table import make_overview, make_rows, summarise, write_notes
+from apportion.report.series import Experiment, group_experiments
 
 NAMES = [label for label, *_ in EXPERIMENTS]
 
@@ -22,8 +23,12 @@ def results() -> dict[str, Any]:
     return paper_table()
 
 
+def experiments(runs: list[dict[str, Any]]) -> list[Experiment]:
+    return group_experiments(typed(runs))
+
+
 def rows_of(results: dict[str, Any], place: int) -> dict[str, dict[str, Any]]:
-    return {row["recipe"]: row for row in table.rows(experiments(results["runs"])[place], {})}
+    return {row["recipe"]: row for row in make_rows(experiments(results["runs"])[place], {})}
 
 
 def part(page: str, place: int) -> str:
@@ -118,15 +123,21 @@ def test_runs_of_one_experiment_compete_whatever_their_budgets(results: dict[str
     assert apart.winners() == set()  # alone at their budgets
     (together,) = experiments([run | {"experiment": "x"} for run in budgets])
     assert together.winners() == {"lin-decay (ε = 8)"}
-    assert any("did not all spend the same ε" in note for note in table.notes(together))
+    assert any("did not all spend the same ε" in note for note in write_notes(together))
 
 
 def test_the_lead_counts_what_agrees_with_the_paper(results: dict[str, Any]) -> None:
     for run in results["runs"]:
         run["test_accuracy"] = 0.9
         run["paper_epsilon"] = 1000.0
-    lead, _ = summary.of_all(experiments(results["runs"]))
-    assert lead == "2 of 6 accuracies are within one point of the published figure, 2 above and 2 below."
+    lead, _ = summarise(experiments(results["runs"]))
+    assert lead == "1 of 6 accuracies are within 0.3 points of the published figure, 2 above and 3 below."
+
+
+def test_close_is_at_most_0_3_points_apart_whatever_floats_do() -> None:
+    assert compare_accuracy(0.903, 0.9) == compare_accuracy(0.9, 0.903) == "close to"  # 0.903 - 0.9 > 0.003 in floats
+    assert (compare_accuracy(0.9031, 0.9), compare_accuracy(0.9, 0.9031)) == ("above", "below")
+    assert CLOSE == 0.003
 
 
 def test_what_spent_more_than_it_claims_neither_wins_nor_agrees_with_the_paper() -> None:
@@ -138,8 +149,8 @@ def test_what_spent_more_than_it_claims_neither_wins_nor_agrees_with_the_paper()
     runs[1]["epsilon"] = 1.05
     (found,) = experiments(runs)
     assert found.winners() == set(), "nobody is left to be compared with"
-    assert any("does not compete" in note for note in table.notes(found))
-    assert summary.of_all([found])[0].startswith("1 of 1 accuracies")
+    assert any("does not compete" in note for note in write_notes(found))
+    assert summarise([found])[0].startswith("1 of 1 accuracies")
 
 
 def test_what_a_study_left_out_is_shown_with_the_reason(results: dict[str, Any], tmp_path: Path) -> None:
@@ -153,12 +164,14 @@ def test_what_a_study_left_out_is_shown_with_the_reason(results: dict[str, Any],
 
 def test_a_study_without_a_run_says_why_it_cannot_be_reported() -> None:
     entry = {"experiment": "people", "recipe": "scaling", "reason": "needs budgets of single people"}
-    assert "needs budgets of single people" in str(problem_of({"runs": [], "not_run": [entry, 7]}))
-    assert problem_of({"runs": [], "not_run": 7}) is not None
+    with pytest.raises(InvalidArgument, match="needs budgets of single people"):
+        Results.from_json({"runs": [], "not_run": [entry, 7]})
+    with pytest.raises(InvalidArgument, match="nothing of it was run"):
+        Results.from_json({"runs": [], "not_run": 7})
 
 
 def test_the_overview_has_a_column_for_each_experiment(results: dict[str, Any]) -> None:
-    overview = {row["recipe"]: row for row in table.overview(experiments(results["runs"]), {})}
+    overview = {row["recipe"]: row for row in make_overview(experiments(results["runs"]), {})}
     assert list(overview) == ["constant", "lin-decay", "noise-falls", "non-private"]
     assert [len(cells) for cells in overview["non-private"]["cells"]] == [0, 1, 0]
     assert [cells[0]["best"] for cells in overview["lin-decay"]["cells"]][:2] == [True, False]

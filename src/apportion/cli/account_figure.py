@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from plotly import graph_objects
 
 from apportion.accounting.comparisons import compare_plans
-from apportion.report.figure_page import write_page
+from apportion.report.drawing import draw_line, make_page_figure, write_page
+from apportion.report.palette import FAILED
 
 PLANNED = tuple(float(epsilon) for epsilon in np.round(np.geomspace(0.1, 4.0, 20), 4))
 _SCALE = 1.6  # the highest ε shown at first, in multiples of the largest plan; looser accountants lie above, zoom out to see them
@@ -17,22 +17,16 @@ _SCALE = 1.6  # the highest ε shown at first, in multiples of the largest plan;
 def write_plans(out: Path, *, sample_rate: float, steps: int, delta: float) -> Path:
     """Draw, for constant noise that the central limit plans for ε between 0.1 and 4, what every accountant says it costs."""
     plans = compare_plans(sample_rate, steps, delta, PLANNED)
-    figure = graph_objects.Figure()
+    facts = f"q = {sample_rate:.4g}, {steps:,} steps, δ = {delta:g}"
+    figure = make_page_figure(f"Constant noise, planned by the central limit: {facts}")
     for index, first in enumerate(plans[0][1]):
-        rows = [comparisons[index] for _, comparisons in plans]
-        figure.add_scatter(
-            x=[planned for planned, _ in plans],
-            y=[row.epsilon for row in rows],
-            name=first.name,
-            mode="lines+markers" if index == 0 else "lines",
-            line={"dash": "solid" if first.upper_bound else "dot", "color": None if first.upper_bound else "#c0392b"},
-            hovertemplate=f"%{{y:.4f}} ({first.standing})",
-        )
-    figure.update_layout(
-        title=f"Constant noise, planned by the central limit: q = {sample_rate:.4g}, {steps:,} steps, δ = {delta:g}",
-        xaxis={"title": "planned ε (central limit, not an upper bound)", "range": [0, 4.05]},
-        yaxis={"title": "ε by each accountant", "range": [0, _SCALE * 4.0]},
-        hovermode="x unified",
-        template="plotly_white",
-    )
+        line = draw_line(first.name, [(planned, rows[index].epsilon) for planned, rows in plans], index)
+        line.hovertemplate = f"%{{y:.4f}} ({first.standing})"
+        if index == 0:
+            line.mode = "lines+markers"
+        if not first.upper_bound:
+            line.line.update(color=FAILED, dash="dot")
+        figure.add_trace(line)
+    figure.update_xaxes(title="planned ε (central limit, not an upper bound)", range=[0, 4.05])
+    figure.update_yaxes(title="ε by each accountant", range=[0, _SCALE * 4.0])
     return write_page(figure, out, "figure")

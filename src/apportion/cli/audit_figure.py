@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from plotly.subplots import make_subplots
 
 from apportion.audit.verdict import AuditResult
-from apportion.report.figure_page import write_page
+from apportion.report.drawing import make_page_figure, write_page
+from apportion.report.palette import FAILED, INK, PASSED, choose_colour
 
-_MEMBERS, _OTHERS, _CLAIM = "#0072b2", "#d55e00", "#333333"
 _SHOWN = 8.0  # how far from the median scores are drawn, in multiples of their middle half
 
 
 def write_audit(result: AuditResult, out: Path) -> Path:
     """Draw `result`. If clipping fails, scores are huge: those beyond the drawn range stand in its outermost bars."""
-    figure = make_subplots(
-        rows=1,
-        cols=2,
-        column_widths=[0.6, 0.4],
-        subplot_titles=("scores of the canaries", f"ε at δ = {result.delta:g}"),
+    title = (
+        f"Audit: {result.verdict} at {result.confidence:.0%} confidence<br><sup>{result.canaries:,} canaries, {result.steps} steps "
+        f"with q = {result.sample_rate:g}. A passed audit is not a proof.</sup>"
     )
+    panels = ("scores of the canaries", f"ε at δ = {result.delta:g}")
+    figure = make_page_figure(title, panels, widths=(0.6, 0.4))
+    _draw_scores(figure, result)
+    _draw_bounds(figure, result)
+    figure.update_layout(barmode="overlay", bargap=0.4)
+    return write_page(figure, out, "out")
+
+
+def _draw_scores(figure: Any, result: AuditResult) -> None:
     scores = np.array(result.members + result.others)
     lower, middle, upper = np.quantile(scores, (0.25, 0.5, 0.75))
     reach = _SHOWN * (upper - lower)
     low, high = max(scores.min(), middle - reach), min(scores.max(), middle + reach)
     for name, values, colour in (
-        ("not in the data", result.others, _OTHERS),
-        ("in the data", result.members, _MEMBERS),
+        ("not in the data", result.others, choose_colour(1)),
+        ("in the data", result.members, choose_colour(0)),
     ):
         counts, edges = np.histogram(np.clip(values, low, high), bins=80, range=(low, high))
         figure.add_bar(
@@ -43,33 +50,27 @@ def write_audit(result: AuditResult, out: Path) -> Path:
     figure.add_vline(
         x=float(np.clip(result.threshold, low, high)), line_dash="dash", annotation_text="threshold", row=1, col=1
     )
+    figure.update_xaxes(title="log-likelihood ratio, summed over the steps", row=1, col=1)
+    figure.update_yaxes(title="canaries", row=1, col=1)
+
+
+def _draw_bounds(figure: Any, result: AuditResult) -> None:
     view = "Gaussian view" if result.gaussian_is_exact else "Gaussian view<br>(heuristic)"
     bars = {view: result.gaussian_epsilon, "one run": result.one_run_epsilon}
     figure.add_bar(
         x=list(bars),
         y=list(bars.values()),
         text=[f"≥ {value:.2f}" for value in bars.values()],
-        marker={"color": "#009e73" if not result.exceeded else "#c0392b"},
+        marker={"color": FAILED if result.exceeded else PASSED},
         showlegend=False,
         row=1,
         col=2,
     )
     figure.add_hline(
         y=result.claimed_epsilon,
-        line={"color": _CLAIM, "dash": "dash"},
+        line={"color": INK, "dash": "dash"},
         annotation_text=f"claimed: ≤ {result.claimed_epsilon:.2f}",
         row=1,
         col=2,
     )
-    figure.update_xaxes(title="log-likelihood ratio, summed over the steps", row=1, col=1)
-    figure.update_yaxes(title="canaries", row=1, col=1)
     figure.update_yaxes(title="lower bound", rangemode="tozero", row=1, col=2)
-    figure.update_layout(
-        title=f"Audit: {result.verdict} at {result.confidence:.0%} confidence<br><sup>{result.canaries:,} canaries, {result.steps} steps "
-        f"with q = {result.sample_rate:g}. A passed audit is not a proof.</sup>",
-        barmode="overlay",
-        bargap=0.4,
-        template="plotly_white",
-        legend={"orientation": "h", "y": -0.15},
-    )
-    return write_page(figure, out, "out")

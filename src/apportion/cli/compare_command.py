@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,6 @@ from apportion.cli import options
 from apportion.cli.output import (
     print_error_stream,
     show_results,
-    summary_of_run,
     warn_without_privacy,
     writable_folder,
     write_results,
@@ -21,6 +21,7 @@ from apportion.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from apportion.compare.experiment import Experiment
+    from apportion.report.result import Results
 
 SHORT_LIST = ("non-private", "abadi", "default")
 """What is compared if nobody says."""
@@ -113,7 +114,7 @@ def compare(
     results = _run(plan, folder, data_dir, skip_unfit=all_recipes)
     show_results(results, folder, as_json=as_json)
     if as_json:
-        typer.echo(json.dumps({**results, "runs": [summary_of_run(run) for run in results["runs"]]}))
+        typer.echo(json.dumps(results.to_json(history=False)))
 
 
 def _read(file: str | None) -> dict[str, Any]:
@@ -132,10 +133,11 @@ def _read(file: str | None) -> dict[str, Any]:
     return values
 
 
-def _run(plan: Experiment, folder: Path, data_dir: Path | None, *, skip_unfit: bool) -> dict[str, Any]:
+def _run(plan: Experiment, folder: Path, data_dir: Path | None, *, skip_unfit: bool) -> Results:
     """Run the comparison and return its results. results.json is replaced after each run, so that an interruption keeps what is done."""
+    from apportion.compare.comparison import collect_results
     from apportion.compare.comparison import compare as run_comparison
-    from apportion.compare.comparison import results as results_of
+    from apportion.report.result import NotRun, RunResult
     from apportion.strategies.recipes import READY, RECIPES, named
     from apportion.training.folders import missing_folders, remove_empty
 
@@ -148,15 +150,14 @@ def _run(plan: Experiment, folder: Path, data_dir: Path | None, *, skip_unfit: b
     print_error_stream(f"{plan.title}: {', '.join(choice.shown for choice in plan.recipe)} on {plan.data}")
     if any(choice.name == "non-private" for choice in plan.recipe):
         warn_without_privacy(plan.data)
-    finished: list[dict[str, Any]] = []
+    finished: list[RunResult] = []
 
-    def announce(run: dict[str, Any]) -> None:
+    def announce(run: RunResult) -> None:
         finished.append(run)
-        write_results(results_of(plan.title, finished), folder)
-        spent = "no privacy" if run["epsilon"] is None else f"ε = {run['epsilon']:.3f}"
-        print_error_stream(
-            f"{run['recipe']:<20} {run['test_accuracy'] or 0:.1%} accuracy, {spent}, {run['seconds']:.1f} s"
-        )
+        write_results(collect_results(plan.title, finished), folder)
+        spent = "no privacy" if run.epsilon is None else f"ε = {run.epsilon:.3f}"
+        score = f"{run.test_accuracy or 0:.1%} accuracy"
+        print_error_stream(f"{run.recipe:<20} {score}, {spent}, {run.seconds or 0:.1f} s")
 
     try:
         results = run_comparison(
@@ -169,10 +170,10 @@ def _run(plan: Experiment, folder: Path, data_dir: Path | None, *, skip_unfit: b
             print_error_stream(f"interrupted: the runs so far are in {folder / 'runs'}{report}")
         raise
     if skip_unfit:
-        waiting = [name for name in RECIPES if name not in READY]
-        results["skipped"] += [{"recipe": name, "reason": f"it needs {named(name).needs}"} for name in waiting]
-        for skipped in results["skipped"]:
-            print_error_stream(f"{skipped['recipe']:<20} skipped: {skipped['reason']}")
+        waiting = [NotRun(name, f"it needs {named(name).needs}") for name in RECIPES if name not in READY]
+        results = replace(results, skipped=(*(results.skipped or ()), *waiting))
+        for skipped in results.skipped or ():
+            print_error_stream(f"{skipped.recipe:<20} skipped: {skipped.reason}")
     return results
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from apportion.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from apportion.report.result import Results, RunResult
 
 _people = Console(stderr=True, highlight=False)
 TAKEN, RESERVED = "of the steps taken", "reserved, with spare steps"
@@ -21,11 +24,6 @@ def print_error_stream(line: str) -> None:
     """Tell a person something without disturbing what a script reads."""
     if line:
         _people.print(" ".join(line.splitlines()), markup=False, soft_wrap=True)
-
-
-def summary_of_run(run: dict[str, Any]) -> dict[str, Any]:
-    """A run without its history, which is in results.json."""
-    return {key: value for key, value in run.items() if key != "history"}
 
 
 def writable_folder(folder: Path) -> Path:
@@ -49,58 +47,55 @@ def warn_without_privacy(data: str) -> None:
         )
 
 
-def write_results(results: dict[str, Any], folder: Path) -> None:
+def write_results(results: Results, folder: Path) -> None:
     """Replace results.json in `folder`, as a whole."""
     from apportion.training.checkpoint import replace_file
 
-    text = json.dumps(results, indent=1, ensure_ascii=False)
+    text = json.dumps(results.to_json(), indent=1, ensure_ascii=False)
     replace_file(folder / "results.json", (text + "\n").encode())
 
 
-def show_results(results: dict[str, Any], folder: Path, *, as_json: bool) -> None:
+def show_results(results: Results, folder: Path, *, as_json: bool) -> None:
     """Write results.json and report.html into `folder`, print the table, say where to look and what to try next."""
     from apportion.report import write_report
+    from apportion.report.series import group_series
 
     write_results(results, folder)
     write_report(results, folder / "report.html")
     console = _people if as_json else Console(highlight=False)
-    table = Table(title=escape(results["title"]))
-    spares = any(run.get("epsilon_spent", run["epsilon"]) != run["epsilon"] for run in results["runs"])
+    table = Table(title=escape(results.title or ""))
+    spares = any(run.epsilon_spent != run.epsilon for run in results.runs if run.epsilon_spent is not None)
     for heading in ("recipe", "ε reserved" if spares else "ε spent", "δ", "test accuracy", "steps", "seconds"):
         table.add_column(heading, justify="left" if heading == "recipe" else "right")
-    for cell in results["cells"]:
-        deviation = cell["test_accuracy_std"]
+    for one in group_series(results.runs):
+        delta = one.runs[0].delta
+        deviation = "" if one.deviation is None else f" ± {100 * one.deviation:.1f}"
         table.add_row(
-            escape(cell["recipe"]),
-            "no privacy" if cell["epsilon"] is None else f"{cell['epsilon']:.3f} of {cell['target_epsilon']:g}",
-            "" if cell["delta"] is None else f"{cell['delta']:g}",
-            _percent(cell["test_accuracy"]) + ("" if deviation is None else f" ± {100 * deviation:.1f}"),
-            str(cell["steps"]),
-            f"{cell['seconds']:.1f}",
+            escape(one.recipe),
+            "no privacy" if one.epsilon is None else f"{one.epsilon:.3f} of {one.target:g}",
+            "" if delta is None else f"{delta:g}",
+            "" if one.accuracy is None else f"{100 * one.accuracy:.1f} %{deviation}",
+            str(one.runs[0].steps),
+            f"{one.seconds or 0:.1f}",
         )
     console.print(table)
-    if any(run["epsilon"] is not None and not run["private"] for run in results["runs"]):
+    if any(run.epsilon is not None and not run.private for run in results.runs):
         console.print("A seed was given: these runs are reproducible and NOT private.")
     console.print(
         f"Look at   {folder / 'report.html'}   (numbers: {folder / 'results.json'})", soft_wrap=True, markup=False
     )
-    for line in _next_steps(results):
+    for line in _next_steps(results.runs[0]):
         console.print(line, soft_wrap=True, markup=False)
 
 
-def _next_steps(results: dict[str, Any]) -> list[str]:
+def _next_steps(run: RunResult) -> list[str]:
     from apportion.data import KNOWN
 
-    data, population = results["runs"][0]["data"], results["runs"][0]["population"]
-    if data not in KNOWN:
+    if run.data not in KNOWN:
         return ["Each further run on the same records spends a budget of its own: the sum is what they pay."]
     return [
-        f"Try next  apportion compare --data {data} --epsilon 1 --recipe abadi --recipe lin-decay",
-        f"          apportion train --data {data} --recipe lin-decay --epsilon 3 --delta 1e-5 --unit record "
-        f"--population {population}",
+        f"Try next  apportion compare --data {run.data} --epsilon 1 --recipe abadi --recipe lin-decay",
+        f"          apportion train --data {run.data} --recipe lin-decay --epsilon 3 --delta 1e-5 --unit record "
+        f"--population {run.population}",
         "          apportion data list   and   apportion --help",
     ]
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f} %"

@@ -166,19 +166,17 @@ def _line(name: str, series: list[float], unit: str) -> str:
 
 def _draw(recipe: Recipe, course: dict[str, Any], out: Path) -> None:
     """Noise and threshold over the steps, on a page that needs no network."""
-    from plotly.subplots import make_subplots
-
     from apportion.errors import InvalidArgument
-    from apportion.report.figure_page import write_page
+    from apportion.report.drawing import draw_line, make_page_figure, write_page
 
     drawn = {"noise multiplier ÷ the first one": course["noise"], "clip threshold": course["clip"]}
     series = {title: values for title, values in drawn.items() if values is not None}
     if not series:
         raise InvalidArgument("html", str(out), f"{recipe.name} has no schedule to draw", "Leave it out")
-    figure = make_subplots(rows=1, cols=len(series), subplot_titles=tuple(series))
+    figure = make_page_figure(f"{recipe.name}: {recipe.summary}", tuple(series))
     for column, values in enumerate(series.values(), start=1):
-        figure.add_scatter(x=list(range(1, len(values) + 1)), y=values, row=1, col=column, showlegend=False)
+        figure.add_trace(draw_line(recipe.name, enumerate(values, start=1), 0), row=1, col=column)
     figure.update_xaxes(title="step")
     figure.update_yaxes(rangemode="tozero")
-    figure.update_layout(title=f"{recipe.name}: {recipe.summary}", template="plotly_white", hovermode="x unified")
+    figure.update_layout(showlegend=False)
     write_page(figure, out, "html")

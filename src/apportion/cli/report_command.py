@@ -1,4 +1,4 @@
-"""`apportion report`: the page of results that exist already."""
+"""`apportion report`: the page of runs and results that exist already."""
 
 from __future__ import annotations
 
@@ -10,22 +10,30 @@ import typer
 
 def report(
     results: Annotated[
-        Path, typer.Argument(help="results.json of a comparison, a folder that holds it, or the file of a table.")
+        list[Path],
+        typer.Argument(
+            help="One or several: results.json, a folder that holds it, the file of a table, the folder of a run."
+        ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
             help="Where to write the page.",
-            show_default="report.html beside results.json; table.html beside table.json",
+            show_default="report.html beside results.json; table.html beside table.json; of several, report.html here",
         ),
     ] = None,
 ) -> None:
-    """Write one self-contained HTML page with tables, plots and the privacy statement."""
-    from apportion.report import read_results, write_report
+    """Write one self-contained HTML page with tables, plots and the privacy statement.
 
-    content = read_results(results)
-    if results.is_dir():
-        place = results / "report.html"
+    Example: apportion report runs/abadi-digits runs/default-digits --out both.html
+    """
+    from apportion.report import report as write
+
+    first = results[0]
+    if len(results) > 1:
+        place = Path("report.html")
+    elif first.is_dir():
+        place = first / "report.html"
     else:
-        place = results.with_name("report.html") if results.name == "results.json" else results.with_suffix(".html")
-    typer.echo(write_report(content, out or place))
+        place = first.with_name("report.html") if first.name == "results.json" else first.with_suffix(".html")
+    typer.echo(write(results, out or place))

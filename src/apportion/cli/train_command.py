@@ -15,7 +15,6 @@ from apportion.cli.output import (
     TAKEN,
     print_error_stream,
     show_results,
-    summary_of_run,
     warn_without_privacy,
     writable_folder,
 )
@@ -168,7 +167,7 @@ def train(
 
 def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: bool, resume: bool) -> None:
     """Train, new or resumed, and show what came of it."""
-    from apportion.compare.comparison import results, run_recipe
+    from apportion.compare.comparison import collect_results, run_recipe
     from apportion.compare.resolve import resolve
     from apportion.errors import ApportionError
     from apportion.training.folders import tidied
@@ -198,12 +197,9 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
         except KeyboardInterrupt:
             print_error_stream(f"interrupted: go on with `apportion train --resume {folder}`")
             raise
-    private = run["epsilon"] is not None
-    if private:
-        run["epsilon_spent"] = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))["epsilon_spent"]
-    show_results(results(plan.title, [run]), folder, as_json=as_json)
+    show_results(collect_results(plan.title, [run]), folder, as_json=as_json)
     if as_json:
-        typer.echo(json.dumps(summary_of_run(run)))
-    elif private:
-        print_error_stream(f"ε = {run['epsilon_spent']:.4f} {TAKEN}; {run['epsilon']:.4f} {RESERVED}: the guarantee.")
+        typer.echo(json.dumps(run.to_json(history=False)))
+    elif run.epsilon is not None:
+        print_error_stream(f"ε = {run.epsilon_spent:.4f} {TAKEN}; {run.epsilon:.4f} {RESERVED}: the guarantee.")
         print_error_stream(f"Privacy statement: {(folder / STATEMENT).with_suffix('.md')}")

@@ -12,6 +12,7 @@ from apportion.budget import Public
 from apportion.curator.curator import LossFunction
 from apportion.curator.records import as_records
 from apportion.curator.tree import call_model
+from apportion.report.result import HistoryEntry
 from apportion.sampling import Sampling
 from apportion.training.evaluation import accuracy
 from apportion.training.history import is_report_step
@@ -28,14 +29,14 @@ def train_without_privacy(
     optimizer: str | OptimizerFactory = "sgd",
     evaluate: Public | None = None,
     seed: int | None = None,
-) -> list[dict[str, Any]]:
+) -> list[HistoryEntry]:
     """Shuffled mini-batches of the same expected size and as many steps as a private run; returns the history."""
     records = as_records(train_data)
     updates = build_optimizer(model, optimizer, lr)
     generator = np.random.default_rng(seed)
     size = max(1, round(sampling.expected_batch_size))
     order = np.empty(0, dtype=np.int64)
-    history: list[dict[str, Any]] = []
+    history: list[HistoryEntry] = []
     model.train()
     for step in range(1, sampling.steps + 1):
         if len(order) < size:
@@ -45,8 +46,8 @@ def train_without_privacy(
         updates.zero_grad()
         torch.mean(loss_fn(call_model(model, inputs), targets)).backward()
         updates.step()
-        entry: dict[str, Any] = {"step": step, "epsilon": None, "clip": None, "noise_multiplier": None}
+        measured = None
         if evaluate is not None and is_report_step(step, sampling.steps):
-            entry["test_accuracy"] = accuracy(model, evaluate)
-        history.append(entry)
+            measured = accuracy(model, evaluate)
+        history.append(HistoryEntry(step, test_accuracy=measured))
     return history

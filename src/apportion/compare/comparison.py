@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,19 +21,21 @@ from apportion.errors import InvalidArgument
 from apportion.execution import Execution
 from apportion.models.temper import temper
 from apportion.planning import Plan, plan_steps
+from apportion.report.result import NotRun, Results, RunResult
+from apportion.report.series import group_series
+from apportion.report.write import describe_run
 from apportion.sampling import Sampling
 from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
-from apportion.strategies.descriptions import describe
+from apportion.strategies.recipes import Recipe
 from apportion.training.history import Entry
-from apportion.training.optimizers import with_momentum
+from apportion.training.optimizers import OptimizerFactory, with_momentum
 from apportion.training.progress import progress_bar
-from apportion.training.statement import in_words
 from apportion.training.storage import Storage
 from apportion.training.train import train
 from apportion.training.versions import package_versions, source_commit
 
-Announce = Callable[[dict[str, Any]], None]
+Announce = Callable[[RunResult], None]
 
 
 def compare(
@@ -46,11 +46,11 @@ def compare(
     progress: bool | None = None,
     announce: Announce = lambda run: None,
     skip_unfit: bool = False,
-) -> dict[str, Any]:
-    """Run every recipe with every seed. `announce` is told of each run as it ends. Returns the content of results.json.
+) -> Results:
+    """Run every recipe with every seed. `announce` is told of each run as it ends.
 
     Args:
-        skip_unfit: list a recipe that is refused for this model or these settings under "skipped", with the reason, and go on.
+        skip_unfit: list a recipe that is refused for this model or these settings under `skipped`, with the reason, and go on.
     """
     experiment.check()
     subject = resolve(experiment.data, experiment.model, data_dir)
@@ -63,24 +63,18 @@ def compare(
             except InvalidArgument as error:  # nothing was trained and nothing charged
                 if not skip_unfit:
                     raise
-                skipped.append({"recipe": choice.shown, "reason": str(error)})
+                skipped.append(NotRun(choice.shown, str(error)))
                 break
             runs.append(run)
             announce(run)
-    return results(experiment.title, runs) | ({"skipped": skipped} if skip_unfit else {})
+    return replace(collect_results(experiment.title, runs), skipped=tuple(skipped) if skip_unfit else None)
 
 
-def results(title: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The content of results.json."""
-    return {
-        "version": 1,
-        "title": title,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": source_commit(),
-        "versions": package_versions(),
-        "runs": list(runs),
-        "cells": cells(runs),
-    }
+def collect_results(title: str, runs: Sequence[RunResult]) -> Results:
+    """The runs of a comparison with their means over seeds, and what they were computed with."""
+    cells = [one.to_json() for one in group_series(runs)]
+    details = {"commit": source_commit(), "versions": package_versions(), "cells": cells}
+    return Results(tuple(runs), title=title, created=datetime.now(UTC).isoformat(timespec="seconds"), details=details)
 
 
 def run_recipe(
@@ -94,7 +88,7 @@ def run_recipe(
     spare: int = 0,
     probe: Callable[[nn.Module], float] | None = None,
     plan: Plan | None = None,
-) -> dict[str, Any]:
+) -> RunResult:
     """Train once and describe the run.
 
     Args:
@@ -104,81 +98,105 @@ def run_recipe(
         plan: what is executed, if not what follows from the experiment.
         probe: what else is asked of a private run's model whenever it is evaluated, for data that is public; `median_norm` in the history.
     """
+    torch.manual_seed(seed or 0)  # the initial weights are public; noise never comes from this generator
+    setup = _set_up(experiment, choice, subject, seed)
+    started = time.perf_counter()
+    if setup.recipe.private:
+        plan = plan or plan_steps(setup.recipe, experiment.budget(), setup.sampling, spare)
+        scheduler = _scheduler(experiment.followed(choice), setup.sampling)
+        result = _train_privately(setup, plan, scheduler, storage or Storage(folder), progress, probe)
+        result = replace(result, details={**result.details, "folder": None if folder is None else str(folder)})
+    else:
+        result = _train_without_privacy(setup)
+    return replace(result, test_accuracy=result.accuracy, seconds=round(time.perf_counter() - started, 3))
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """What is trained and how; `result` holds what is known before it begins."""
+
+    recipe: Recipe
+    sampling: Sampling
+    subject: Subject
+    model: nn.Module
+    lr: float
+    optimizer: str | OptimizerFactory
+    execution: Execution
+    result: RunResult
+
+
+def _set_up(experiment: Experiment, choice: RecipeChoice, subject: Subject, seed: int | None) -> _Setup:
+    """The recipe's own settings where it has some, otherwise the experiment's."""
     recipe, sampling = choice.recipe(), experiment.sampling()
     lr, optimizer = choice.lr or experiment.lr, choice.optimizer or experiment.optimizer
     momentum = experiment.momentum if choice.momentum is None else choice.momentum
-    factory = with_momentum(optimizer, momentum)
-    torch.manual_seed(seed or 0)  # the initial weights are public; noise never comes from this generator
     activation = choice.activation or experiment.activation
     model = subject.build(activation)
     if recipe.model is not None:
         model = temper(model, **asdict(recipe.model))
-    started = time.perf_counter()
-    outcome: dict[str, Any] = {
-        "recipe": choice.shown,
-        "data": subject.data_name,
-        "model": subject.model_name,
-        "activation": activation,
-        "seed": seed,
-        "population": sampling.population,
-        "sample_rate": sampling.sample_rate,
-        "expected_batch_size": sampling.expected_batch_size,
-        "lr": lr,
-        "optimizer": optimizer,
-        "momentum": momentum,
-        "lr_follows": choice.lr_follows,
-    }
-    if recipe.clip is None or recipe.noise is None:
-        history = train_without_privacy(
-            model,
+    settings = {"activation": activation, "lr": lr, "optimizer": optimizer, "momentum": momentum}
+    result = RunResult(
+        recipe=choice.shown,
+        data=subject.data_name,
+        model=subject.model_name,
+        seed=seed,
+        **asdict(sampling),
+        expected_batch_size=sampling.expected_batch_size,
+        details=settings | {"lr_follows": choice.lr_follows, "clip": None, "noise": None, "update": None},
+    )
+    factory, execution = with_momentum(optimizer, momentum), Execution(micro_batch=experiment.micro_batch)
+    return _Setup(recipe, sampling, subject, model, lr, factory, execution, result)
+
+
+def _train_without_privacy(setup: _Setup) -> RunResult:
+    history = train_without_privacy(
+        setup.model,
+        cross_entropy,
+        setup.subject.train,
+        sampling=setup.sampling,
+        lr=setup.lr,
+        optimizer=setup.optimizer,
+        evaluate=setup.subject.test,
+        seed=setup.result.seed,
+    )
+    return replace(setup.result, private=False, history=tuple(history))
+
+
+def _train_privately(
+    setup: _Setup,
+    plan: Plan,
+    scheduler: Callable[[Optimizer], LRScheduler] | None,
+    storage: Storage,
+    progress: bool | None,
+    probe: Callable[[nn.Module], float] | None,
+) -> RunResult:
+    known, probed = setup.result, {}
+    with progress_bar(known.recipe, plan.steps, plan.budget.epsilon, enabled=progress) as show:
+
+        def look(entry: Entry) -> None:
+            show(entry)
+            if probe is not None and entry.epsilon is not None:
+                probed[entry.step] = {"median_norm": probe(setup.model)}
+
+        run = train(
+            setup.model,
             cross_entropy,
-            subject.train,
-            sampling=sampling,
-            lr=lr,
-            optimizer=factory,
-            evaluate=subject.test,
-            seed=seed,
+            setup.subject.train,
+            plan,
+            lr=setup.lr,
+            optimizer=setup.optimizer,
+            scheduler=scheduler,
+            evaluate=setup.subject.test,
+            execution=setup.execution,
+            seed=known.seed,
+            storage=storage,
+            progress=look,
         )
-        outcome |= dict.fromkeys(
-            ("epsilon", "target_epsilon", "delta", "unit", "neighbours", "accountant", "statement")
-        )
-        outcome |= {"private": False, "clip": None, "noise": None, "update": None, "steps": sampling.steps}
-    else:
-        probed: dict[int, dict[str, float]] = {}
-        plan = plan or plan_steps(recipe, experiment.budget(), sampling, spare)
-        with progress_bar(choice.shown, plan.steps, plan.budget.epsilon, enabled=progress) as show:
-
-            def look(entry: Entry) -> None:
-                show(entry)
-                if probe is not None and entry.epsilon is not None:
-                    probed[entry.step] = {"median_norm": probe(model)}
-
-            run = train(
-                model,
-                cross_entropy,
-                subject.train,
-                plan,
-                lr=lr,
-                optimizer=factory,
-                scheduler=_scheduler(experiment.followed(choice), sampling),
-                evaluate=subject.test,
-                execution=Execution(micro_batch=experiment.micro_batch),
-                seed=seed,
-                storage=storage or Storage(folder),
-                progress=look,
-            )
-        facts = run.statement()
-        history = [entry.as_json() | probed.get(entry.step, {}) for entry in run.history]
-        keys = ("epsilon", "target_epsilon", "delta", "unit", "neighbours", "accountant", "private", "clip", "noise")
-        outcome |= {key: facts[key] for key in keys}
-        outcome |= {"update": describe(recipe.update), "statement": in_words(facts), "steps": run.steps}
-        outcome |= {"folder": None if folder is None else str(folder)}
-    accuracies = [entry["test_accuracy"] for entry in history if entry.get("test_accuracy") is not None]
-    return outcome | {
-        "test_accuracy": accuracies[-1] if accuracies else None,
-        "seconds": round(time.perf_counter() - started, 3),
-        "history": history,
-    }
+    history = [entry.as_json() | probed.get(entry.step, {}) for entry in run.history]
+    found = describe_run(run.statement(), run.configuration(), history)
+    strategies = {role: found.details[role] for role in ("clip", "noise", "update")}
+    details = {**known.details, **strategies}
+    return replace(found, recipe=known.recipe, data=known.data, model=known.model, seed=known.seed, details=details)
 
 
 def _scheduler(clip: ClipSchedule | None, sampling: Sampling) -> Callable[[Optimizer], LRScheduler] | None:
@@ -190,29 +208,6 @@ def _scheduler(clip: ClipSchedule | None, sampling: Sampling) -> Callable[[Optim
         return clip.threshold_at(Context(min(step, sampling.steps), sampling.steps, sampling.sample_rate))
 
     return lambda optimizer: LambdaLR(optimizer, lambda taken: threshold(taken + 1) / threshold(1))
-
-
-def cells(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means over seeds: one row for each recipe, data set, model and budget."""
-    identity = ("recipe", "data", "model", "target_epsilon", "delta")
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for run in runs:
-        groups.setdefault(tuple(run[name] for name in identity), []).append(run)
-    return [dict(zip(identity, key, strict=True)) | over_seeds(members) for key, members in groups.items()]
-
-
-def over_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and sample standard deviation of the accuracy, the largest ε that was spent, the mean of the seconds."""
-    scores = [run["test_accuracy"] for run in runs if run.get("test_accuracy") is not None]
-    spent = [run["epsilon"] for run in runs if run.get("epsilon") is not None]
-    return {
-        "epsilon": max(spent) if spent else None,
-        "test_accuracy": statistics.fmean(scores) if scores else None,
-        "test_accuracy_std": statistics.stdev(scores) if len(scores) > 1 else None,
-        "seeds": [run["seed"] for run in runs],
-        "steps": runs[0]["steps"],
-        "seconds": round(statistics.fmean(run["seconds"] for run in runs), 3),
-    }
 
 
 def new_folder(parent: Path, name: str) -> Path:

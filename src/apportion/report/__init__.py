@@ -1,14 +1,14 @@
-"""The report room: from results to one HTML file that opens anywhere, without a network.
+"""The report room: from runs to one HTML file that opens anywhere, without a network.
 
-`reading.py` checks results and `page.py` writes the page. In between, `series.py` says what is compared with what; `curves.py` has the
-data of the plots, `figures.py` draws them from `traces.py`, `axes.py` and `palette.py`; `table.py`, `summary.py`, `captions.py`,
-`reach.py`, `statements.py`, `attacker.py` and `configuration.py` say the rest in `words.py`; `sections.py` puts one experiment
-together, and `template/` has the page's HTML, style and script.
+`result.py` is the result of a run and the files that keep it; `write.py` takes runs and writes the page. In between, `series.py` says
+what is compared with what, `curves.py` has the data of the plots, `panels.py` draws and captions them with `drawing.py` and
+`palette.py`; `results_table.py`, `statements.py` and `configuration.py` say the rest in the words of `formatting.py`; `page.py` puts
+the page together, and `template/` has its HTML, style and script. `planning.py` draws plans before there is a run.
 """
 
 from __future__ import annotations
 
-from apportion.report.page import write_report
-from apportion.report.reading import read_results
+from apportion.report.result import HistoryEntry, NotRun, Results, RunResult, read_results
+from apportion.report.write import report, write_report
 
-__all__ = ["read_results", "write_report"]
+__all__ = ["HistoryEntry", "NotRun", "Results", "RunResult", "read_results", "report", "write_report"]

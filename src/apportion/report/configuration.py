@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from apportion.report import words
-from apportion.report.series import Experiment, Run, Series
+from apportion.report.formatting import (
+    format_count,
+    format_delta,
+    format_epsilon,
+    format_percent,
+    format_seconds,
+    format_value,
+    join_names,
+    list_facts,
+)
+from apportion.report.result import Results, RunResult
+from apportion.report.series import Experiment, Series
+
+Facts = Mapping[str, Any]
 
 FIELDS = {
     "recipe": "recipe",
@@ -15,6 +28,7 @@ FIELDS = {
     "model": "model",
     "activation": "activation",
     "epsilon": "ε spent",
+    "epsilon_spent": "ε of the steps taken",
     "target_epsilon": "ε budget",
     "paper_epsilon": "ε claimed by the paper",
     "delta": "δ",
@@ -37,87 +51,95 @@ FIELDS = {
     "clip": "clip strategy",
     "noise": "noise strategy",
     "update": "update strategy",
-    "commit": "commit",
-    "versions": "versions",
 }
 WRITTEN: dict[str, Callable[[Any], str]] = {
-    "epsilon": words.epsilon,
-    "delta": words.delta,
-    "test_accuracy": lambda value: words.percent(value, 2),
-    "paper_accuracy": lambda value: words.percent(value, 2),
-    "steps": words.count,
-    "population": words.count,
-    "seconds": words.seconds,
+    "epsilon": format_epsilon,
+    "epsilon_spent": format_epsilon,
+    "delta": format_delta,
+    "test_accuracy": lambda value: format_percent(value, 2),
+    "paper_accuracy": lambda value: format_percent(value, 2),
+    "steps": format_count,
+    "population": format_count,
+    "seconds": format_seconds,
 }
-ELSEWHERE = ("history", "statement", "experiment", "key", "configuration", "paper_accuracy_std")
+ELSEWHERE = ("statement", "experiment", "key", "configuration", "paper_accuracy_std", "commit", "versions")
 """Fields that other parts of the page show, or that say again what others say."""
 
 
-def in_common(experiment: Experiment) -> list[dict[str, str]]:
+def list_common(experiment: Experiment) -> list[dict[str, str]]:
     """What all runs share that have it at all, when there is more than one series."""
-    return words.facts([(_title(name), _values(experiment.runs, name)) for name in _common(experiment)])
+    runs = list(map(_facts_of, experiment.runs))
+    return list_facts([(_title(name), _join_values(runs, name)) for name in _find_common(experiment)])
 
 
-def settings(experiment: Experiment, colours: Mapping[str, int]) -> list[dict[str, Any]]:
+def list_settings(experiment: Experiment, colours: Mapping[str, int]) -> list[dict[str, Any]]:
     """The rest of the configuration of every series; values that differ between seeds stand one after the other."""
-    common = set(_common(experiment))
-    return [
-        {
-            "title": one.label,
-            "slot": colours.get(one.recipe, 0),
-            "seeds": _seeds(one),
-            "outcome": _outcome(one),
-            "facts": words.facts(
-                [(_title(name), _values(one.runs, name)) for name in _names(one.runs) if name not in common]
-            ),
-        }
-        for one in experiment.series
-    ]
+    common = set(_find_common(experiment))
+    found = []
+    for one in experiment.series:
+        runs = list(map(_facts_of, one.runs))
+        names = [name for name in _list_names(runs) if name not in common]
+        found.append(
+            {
+                "title": one.label,
+                "slot": colours.get(one.recipe, 0),
+                "seeds": _list_seeds(one),
+                "outcome": _describe_outcome(one),
+                "facts": list_facts([(_title(name), _join_values(runs, name)) for name in names]),
+            }
+        )
+    return found
 
 
-def provenance(results: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Where the results come from."""
-    parts = [results, *results["runs"]]  # a comparison says it once, a study with each run
-    pairs = [(name, words.text(results.get(name))) for name in ("name", "source", "created")]
-    pairs.append(("commit", _values(parts, "commit")))
+def list_provenance(results: Results) -> list[dict[str, str]]:
+    """Where the results come from: a comparison says it once, a study with each run."""
+    parts = [results.details, *(run.details for run in results.runs)]
+    pairs = [("name", results.name or ""), ("source", results.source or ""), ("created", results.created or "")]
+    pairs.append(("commit", _join_values(parts, "commit")))
     versions = [one["versions"] for one in parts if isinstance(one.get("versions"), Mapping)]
     for name in dict.fromkeys(str(name) for found in versions for name in found):
-        pairs.append((name, _values(versions, name)))
-    return words.facts(pairs)
+        pairs.append((name, _join_values(versions, name)))
+    return list_facts(pairs)
+
+
+def _facts_of(run: RunResult) -> Facts:
+    spent = None if run.epsilon_spent == run.epsilon else run.epsilon_spent
+    return replace(run, epsilon_spent=spent).to_json(history=False)
 
 
 def _title(name: str) -> str:
     return FIELDS.get(name, name)
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
+def _list_names(runs: Sequence[Facts]) -> list[str]:
     own = dict.fromkeys(str(name) for run in runs for name in run)
     return [*FIELDS, *(name for name in own if name not in FIELDS and name not in ELSEWHERE)]
 
 
-def _common(experiment: Experiment) -> list[str]:
+def _find_common(experiment: Experiment) -> list[str]:
     if len(experiment.series) < 2:
         return []
-    runs, private = experiment.runs, [run for one in experiment.series if one.epsilon is not None for run in one.runs]
+    runs = list(map(_facts_of, experiment.runs))
+    private = [_facts_of(run) for one in experiment.series if one.epsilon is not None for run in one.runs]
 
     def shared(name: str) -> bool:
         """Non-private runs have no unit, no neighbours and the like, which the others may share all the same."""
-        values = {words.plain(run[name]) for run in runs if run.get(name) is not None}
+        values = {format_value(run[name]) for run in runs if run.get(name) is not None}
         return len(values) == 1 and all(run.get(name) is not None for run in private or runs)
 
-    return [name for name in _names(runs) if shared(name)]
+    return [name for name in _list_names(runs) if shared(name)]
 
 
-def _values(runs: Sequence[Run], name: str) -> str:
-    write = WRITTEN.get(name, words.plain)
-    return " | ".join(dict.fromkeys(write(run[name]) for run in runs if run.get(name) is not None))
+def _join_values(parts: Sequence[Facts], name: str) -> str:
+    write = WRITTEN.get(name, format_value)
+    return " | ".join(dict.fromkeys(write(part[name]) for part in parts if part.get(name) is not None))
 
 
-def _seeds(one: Series) -> str:
-    seeds = [str(run["seed"]) for run in one.runs if run.get("seed") is not None]
-    return f"{'seed' if len(seeds) == 1 else 'seeds'} {words.listed(seeds)}" if seeds else ""
+def _list_seeds(one: Series) -> str:
+    seeds = [str(run.seed) for run in one.runs if run.seed is not None]
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {join_names(seeds)}" if seeds else ""
 
 
-def _outcome(one: Series) -> str:
-    outcome = [] if one.accuracy is None else [words.percent(one.accuracy)]
-    return ", ".join(outcome if one.epsilon is None else [*outcome, f"ε = {words.epsilon(one.epsilon)}"])
+def _describe_outcome(one: Series) -> str:
+    outcome = [] if one.accuracy is None else [format_percent(one.accuracy)]
+    return ", ".join(outcome if one.epsilon is None else [*outcome, f"ε = {format_epsilon(one.epsilon)}"])

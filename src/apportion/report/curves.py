@@ -1,16 +1,19 @@
-"""The data of the curves: the histories of several seeds reduced to one point for each step."""
+"""The data of the curves: the histories of several seeds reduced to one point for each step, and what an accuracy costs."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from apportion.report.series import Run, mean
-from apportion.report.words import number, share
+from apportion.report.formatting import DASH, format_count, format_epochs, format_epsilon, format_percent
+from apportion.report.result import HistoryEntry, RunResult
+from apportion.report.series import Series, mean
 
-Value = Callable[[Mapping[str, Any]], float | None]
+Value = Callable[[HistoryEntry], float | None]
 
 MOST_POINTS = 400
 
@@ -19,7 +22,7 @@ MOST_POINTS = 400
 class Point:
     """One step of a series: the mean over its seeds, the lowest and highest of them, and the most that one had spent by then."""
 
-    step: float
+    step: int
     mean: float
     low: float
     high: float
@@ -27,62 +30,44 @@ class Point:
     epsilon: float | None = None
 
 
-def curve(runs: Iterable[Run], value: Value) -> list[Point]:
+def make_curve(runs: Iterable[RunResult], value: Value) -> list[Point]:
     """One point for each step at which at least one seed has a value."""
-    values: dict[float, list[float]] = defaultdict(list)
-    spent: dict[float, list[float]] = defaultdict(list)
+    values: dict[int, list[float]] = defaultdict(list)
+    spent: dict[int, list[float]] = defaultdict(list)
     for run in runs:
-        for entry in run.get("history") or ():
-            step, found, epsilon = number(entry.get("step")), value(entry), number(entry.get("epsilon"))
-            if step is None or found is None:
+        for entry in run.history:
+            if (found := value(entry)) is None:
                 continue
-            values[step].append(found)
-            if epsilon is not None:
-                spent[step].append(epsilon)
+            values[entry.step].append(found)
+            if entry.epsilon is not None:
+                spent[entry.step].append(entry.epsilon)
     return [
         Point(step, mean(seen) or 0.0, min(seen), max(seen), len(seen), max(spent[step], default=None))
         for step, seen in sorted(values.items())
     ]
 
 
-def entry_value(key: str, group: int | None = None) -> Value:
-    """Read `key` of a history entry; of a list (several groups of parameters) read one group, or the mean over them."""
-
-    def value(entry: Mapping[str, Any]) -> float | None:
-        found = entry.get(key)
-        if not isinstance(found, (list, tuple)):
-            return number(found) if not group else None
-        if group is not None:
-            return number(found[group]) if group < len(found) else None
-        return mean([one for one in map(number, found) if one is not None])
-
-    return value
+def mean_clip(entry: HistoryEntry) -> float | None:
+    """The mean threshold over groups of parameters."""
+    return mean(entry.clip)
 
 
-def measured_accuracy(entry: Mapping[str, Any]) -> float | None:
-    """Read the accuracy of a history entry."""
-    return share(entry.get("test_accuracy"))
-
-
-def over_groups(runs: Iterable[Run], key: str) -> list[Point]:
-    """The mean over seeds and groups of parameters; low and high reach over all groups of all seeds."""
+def make_clip_curve(runs: Iterable[RunResult]) -> list[Point]:
+    """The mean threshold over seeds and groups of parameters; low and high reach over all groups of all seeds."""
     runs = list(runs)
-    seen: dict[float, list[float]] = defaultdict(list)
+    seen: dict[int, list[float]] = defaultdict(list)
     for run in runs:
-        for entry in run.get("history") or ():
-            step, found = number(entry.get("step")), entry.get(key)
-            if step is not None and isinstance(found, (list, tuple)):
-                seen[step] += [one for one in map(number, found) if one is not None]
+        for entry in run.history:
+            seen[entry.step] += entry.clip
     return [
         replace(point, low=min([point.low, *seen[point.step]]), high=max([point.high, *seen[point.step]]))
-        for point in curve(runs, entry_value(key))
+        for point in make_curve(runs, mean_clip)
     ]
 
 
-def groups(runs: Iterable[Run], key: str) -> int:
-    """How many groups of parameters the histories have a value of `key` for."""
-    found = (entry.get(key) for run in runs for entry in run.get("history") or ())
-    return max((len(value) if isinstance(value, (list, tuple)) else 1 for value in found), default=0)
+def count_groups(runs: Iterable[RunResult]) -> int:
+    """How many groups of parameters have a threshold of their own."""
+    return max((len(entry.clip) for run in runs for entry in run.history), default=0)
 
 
 def thin(points: list[Point]) -> list[Point]:
@@ -91,3 +76,47 @@ def thin(points: list[Point]) -> list[Point]:
         return points
     stride = (len(points) - 1) / (MOST_POINTS - 1)
     return [points[round(index * stride)] for index in range(MOST_POINTS)]
+
+
+def find_costs(series: Sequence[Series], colours: Mapping[str, int]) -> dict[str, Any] | None:
+    """At which step each series first reaches an accuracy, after how many epochs, for which ε.
+
+    The reader chooses the accuracy, so the page does the looking-up; this is the data that it looks up in. Only steps at which every
+    seed was measured count: a mean over fewer seeds could be above the mean over all of them by chance.
+    """
+    found = []
+    for one in series:
+        points = make_curve(one.runs, lambda entry: entry.test_accuracy)
+        whole = [point for point in points if point.seeds == max(point.seeds for point in points)]
+        if whole:
+            found.append((one, whole))
+    if not found:
+        return None
+    best = [max(point.mean for point in points) for _, points in found]
+    return {
+        "start": math.floor(1000 * statistics.median_low(best)) / 10,
+        "low": max(0, math.floor(100 * min(best)) - 20),  # below that, every series is on its first climb
+        "high": math.ceil(100 * max(best)),
+        "rows": [
+            {
+                "label": one.label,
+                "slot": colours.get(one.recipe, 0),
+                "private": one.status != "none",
+                "best": format_percent(max(point.mean for point in points)),
+                "points": [_write_cost(one, point) for point in points],
+            }
+            for one, points in found
+        ],
+    }
+
+
+def _write_cost(one: Series, point: Point) -> dict[str, Any]:
+    """ε and epochs are written here, where the rules for rounding are."""
+    rate = next(iter(one.known(lambda run: run.sample_rate)), None)
+    return {
+        "accuracy": point.mean,
+        "spent": point.epsilon,
+        "step": format_count(point.step),
+        "epochs": DASH if rate is None else format_epochs(point.step * rate),
+        "epsilon": "no privacy" if one.status == "none" else format_epsilon(point.epsilon),
+    }

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 CLOSE = 0.003
-"""With few seeds, 0.3 points are chance: a cell is met if its mean is at most so far below the printed accuracy, and two recipes that
-are no further apart are as good as each other."""
+"""Accuracies that are at most 0.3 points apart are close. The standard error of a mean over the few seeds that people can afford is of
+that size, so a smaller difference is chance; and the tables of the studies count a published figure as met within the same distance,
+so that page and table say the same of one file."""
 
 
-def more_than_claimed(epsilon: float, claimed: float) -> bool:
+def compare_accuracy(ours: float, other: float) -> Literal["above", "close to", "below"]:
+    """Where `ours` lies: |ours - other| ≤ CLOSE is close; rounding of floats (1e-9) does not decide."""
+    if abs(ours - other) <= CLOSE + 1e-9:
+        return "close to"
+    return "above" if ours > other else "below"
+
+
+def exceeds_claim(epsilon: float, claimed: float) -> bool:
     """Whether a run spent more than its source says, by more than rounding: ε > claimed·(1 + 1e-9)."""
     return epsilon > claimed * (1 + 1e-9)

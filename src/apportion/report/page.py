@@ -1,4 +1,4 @@
-"""From results to one HTML page that needs neither a server nor a network.
+"""The page as a whole: everything that the template shows.
 
 The results of a comparison are one experiment; the results of a table of a paper are several, and the page lets the reader choose
 among them. Everything that comes from the results is escaped by the template.
@@ -7,60 +7,64 @@ among them. Everything that comes from the results is escaped by the template.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from apportion.errors import InvalidArgument
-from apportion.report import configuration, palette, series
-from apportion.report import results_table as table
-from apportion.report import sentences as summary
-from apportion.report.reading import problem_of
-from apportion.report.sections import section
-from apportion.report.traces import STRIPE
-from apportion.report.words import text
+from apportion.report import palette
+from apportion.report.configuration import list_common, list_provenance, list_settings
+from apportion.report.curves import find_costs
+from apportion.report.drawing import STRIPE
+from apportion.report.panels import draw_panels
+from apportion.report.result import Results
+from apportion.report.results_table import (
+    choose_columns,
+    is_seeded,
+    list_not_run,
+    make_overview,
+    make_rows,
+    summarise,
+    summarise_experiment,
+    write_notes,
+)
+from apportion.report.series import Experiment, assign_colours, group_experiments
+from apportion.report.statements import collect_statements, describe_attacker
 
 DEFAULT_TITLE = "Apportion report"
 
 
-def write_report(results: Mapping[str, Any], path: Path | str, *, title: str | None = None) -> Path:
-    """Write the report of `results` to `path` (in a folder: to report.html) and return the path of the page."""
-    if problem := problem_of(results):
-        shown = sorted(map(str, results)) if isinstance(results, Mapping) else type(results).__name__
-        raise InvalidArgument("results", shown, problem, "Pass the dictionary that a comparison returns or writes")
-    target = Path(path)
-    if target.is_dir():
-        target = target / "report.html"
-    page = _render(_view(results, title))
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page, encoding="utf-8", errors="replace")
-    except OSError as error:
-        reason = f"it cannot be written ({error.strerror})"
-        raise InvalidArgument("path", str(target), reason, "Choose a place that can be written to") from None
-    return target
+def render(results: Results, title: str | None = None) -> str:
+    """The HTML of the page."""
+    environment = Environment(
+        loader=PackageLoader("apportion.report", "template"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    view = _describe_results(results, title)
+    return environment.get_template("page.html.j2").render(view, plotlyjs=Markup(get_plotlyjs()))
 
 
-def _view(results: Mapping[str, Any], title: str | None) -> dict[str, Any]:
-    """Everything that the template shows."""
-    experiments = series.experiments(results["runs"])
-    colours = series.slots(results["runs"], len(palette.COLOURS))
-    sections = [section(experiment, place, colours) for place, experiment in enumerate(experiments)]
-    lead, *more = summary.of_all(experiments)
+def _describe_results(results: Results, title: str | None) -> dict[str, Any]:
+    experiments = group_experiments(results.runs)
+    colours = assign_colours(results.runs, len(palette.COLOURS))
+    sections = [_describe_experiment(experiment, place, colours) for place, experiment in enumerate(experiments)]
+    lead, *more = summarise(experiments)
     return {
-        "title": title or text(results.get("title")) or text(results.get("name")) or DEFAULT_TITLE,
-        "source": text(results.get("source")),
-        "note": text(results.get("note")),
+        "title": title or results.title or results.name or DEFAULT_TITLE,
+        "source": results.source,
+        "note": results.note,
         "lead": lead,
         "more": more,
-        "overview": table.overview(experiments, colours) if len(experiments) > 1 else [],
+        "overview": make_overview(experiments, colours) if len(experiments) > 1 else [],
         "sections": sections,
-        "not_run": table.left_out(results),
-        "provenance": configuration.provenance(results),
-        "created": text(results.get("created")),
+        "not_run": list_not_run(results),
+        "provenance": list_provenance(results),
+        "created": results.created,
+        "theme": palette.THEME,
         "colours": palette.COLOURS,
         "ramp": palette.RAMP,
         "font": Markup(palette.FONT),
@@ -72,12 +76,28 @@ def _view(results: Mapping[str, Any], title: str | None) -> dict[str, Any]:
     }
 
 
-def _render(view: Mapping[str, Any]) -> str:
-    environment = Environment(
-        loader=PackageLoader("apportion.report", "template"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.j2").render(view, plotlyjs=Markup(get_plotlyjs()))
+def _describe_experiment(experiment: Experiment, place: int, colours: Mapping[str, int]) -> dict[str, Any]:
+    """Its table, its figures with captions and one legend, its statements, its settings; `place` makes its ids its own."""
+    rows, panels = make_rows(experiment, colours), draw_panels(experiment, place, colours)
+    metas = [trace["meta"] for panel in panels for trace in panel["figure"]["data"]]
+    series = experiment.series
+    dashes = {one.dash: f"ε = {one.target:g}" for one in series if one.target is not None}
+    return {
+        "place": place,
+        "name": experiment.name,
+        "summary": summarise_experiment(experiment),
+        "rows": rows,
+        "columns": choose_columns(rows),
+        "seeded": is_seeded(experiment),
+        "notes": write_notes(experiment),
+        "panels": panels,
+        "recipes": [{"name": name, "slot": colours[name]} for name in dict.fromkeys(one.recipe for one in series)],
+        "dashes": [{"dash": dash, "label": label} for dash, label in dashes.items()] if len(dashes) > 1 else [],
+        "bands": any(meta["role"] == "band" for meta in metas),
+        "stripes": any("twins" in meta for meta in metas),
+        "reach": find_costs(series, colours),
+        "statements": collect_statements(series, colours),
+        "attacker": describe_attacker(experiment.runs),
+        "in_common": list_common(experiment),
+        "settings": list_settings(experiment, colours),
+    }

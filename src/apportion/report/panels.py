@@ -1,115 +1,243 @@
-"""The plots of the report: pure functions from series to a plotly figure, or to None when there is nothing to draw.
+"""The figures of the report: for each a pure function from series to a plotly figure, and a caption.
 
 The line of a series is the mean over its seeds, its band reaches from the lowest to the highest. One recipe has one colour in all
-figures.
+figures. Captions say what there is to see, for those who look and for those who listen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from apportion.report import axes
-from apportion.report.curves import Point, curve, entry_value, groups, measured_accuracy, over_groups
-from apportion.report.palette import MUTED
-from apportion.report.series import Series
-from apportion.report.traces import band_and_line, group_line, rule, striped
-from apportion.report.words import percent
+from apportion.report.curves import Point, count_groups, make_clip_curve, make_curve, mean_clip
+from apportion.report.drawing import (
+    draw_group,
+    draw_level,
+    draw_series,
+    fit_percent_axis,
+    fit_size_axis,
+    label_level,
+    make_figure,
+    stripe_coinciding,
+)
+from apportion.report.formatting import format_percent
+from apportion.report.result import HistoryEntry
+from apportion.report.series import Experiment, Series, rank_accuracy
 
 Colours = Mapping[str, int]
+MOST_NAMED = 4
 
 
-def accuracy_by_steps(series: Sequence[Series], colours: Colours) -> Any | None:
+def draw_accuracy_by_steps(series: Sequence[Series], colours: Colours) -> Any | None:
     """Test accuracy at the steps where it was measured."""
     traces: list[Any] = []
     for one in series:
-        points = curve(one.runs, measured_accuracy)
-        traces += band_and_line(one, points, colours, hover="%{y:.1%}", markers=True)
-    return axes.figure(traces, "step", y=axes.shares(traces))
+        points = make_curve(one.runs, _accuracy)
+        traces += draw_series(one, points, colours, hover="%{y:.1%}", markers=True)
+    return make_figure(traces, "step", y=fit_percent_axis(traces))
 
 
-def accuracy_by_epsilon(series: Sequence[Series], colours: Colours) -> Any | None:
+def draw_accuracy_by_epsilon(series: Sequence[Series], colours: Colours) -> Any | None:
     """Test accuracy against the ε spent so far; non-private training, which has no ε, is a dotted line across."""
     traces: list[Any] = []
     for one in series:
-        points = [point for point in curve(one.runs, measured_accuracy) if point.epsilon is not None]
+        points = [point for point in make_curve(one.runs, _accuracy) if point.epsilon is not None]
         hover = "%{y:.1%} at ε = %{x:.3~f}"
-        traces += band_and_line(one, points, colours, hover=hover, markers=True, x=lambda point: point.epsilon)
+        traces += draw_series(one, points, colours, hover=hover, markers=True, x=lambda point: point.epsilon)
     if not traces:
         return None
     right = max(x for trace in traces for x in trace.x)
     for one in series:
         if one.status == "none" and one.accuracy is not None:
-            label = f"{one.label}: {percent(one.accuracy)}"
-            traces.append(rule(one.recipe, colours.get(one.recipe, 0), one.accuracy, right, "reference", label))
-    figure = axes.figure(traces, "ε spent", y=axes.shares(traces))
+            label = f"{one.label}: {format_percent(one.accuracy)}"
+            traces.append(draw_level(one.recipe, colours.get(one.recipe, 0), one.accuracy, right, "reference", label))
+    figure = make_figure(traces, "ε spent", y=fit_percent_axis(traces))
     return None if figure is None else figure.update_layout(hovermode="closest")
 
 
-def epsilon_by_steps(series: Sequence[Series], colours: Colours) -> Any | None:
+def draw_epsilon_by_steps(series: Sequence[Series], colours: Colours) -> Any | None:
     """The ε spent so far, with each budget as a dashed line."""
     traces: list[Any] = []
-    targets: set[float] = set()
+    budgets: set[float] = set()
     for one in series:
-        drawn = band_and_line(one, curve(one.runs, entry_value("epsilon")), colours, hover="ε = %{y:.3~f}")
+        drawn = draw_series(one, make_curve(one.runs, lambda entry: entry.epsilon), colours, hover="ε = %{y:.3~f}")
         traces += drawn
         if drawn and one.target is not None:
-            targets.add(one.target)
+            budgets.add(one.target)
     if not traces:
         return None
     right = max(x for trace in traces for x in trace.x)
-    traces += [rule(None, None, target, right, "budget", f"budget: ε = {target:g}") for target in sorted(targets)]
-    figure = axes.figure(striped(traces), "step", y={"rangemode": "tozero"})
-    if figure is None:
-        return None
-    for target in sorted(targets):
-        figure.add_annotation(
-            text=f"budget ε = {target:g}",
-            x=0,
-            xref="paper",
-            xanchor="left",
-            xshift=4,
-            y=target,
-            yanchor="bottom",
-            showarrow=False,
-            font={"color": MUTED, "size": 12},
-        )
+    traces += [draw_level(None, None, level, right, "budget", f"budget: ε = {level:g}") for level in sorted(budgets)]
+    figure = make_figure(stripe_coinciding(traces), "step", y={"rangemode": "tozero"})
+    for level in sorted(budgets):
+        label_level(figure, level, f"budget ε = {level:g}")
     return figure
 
 
-def clip_by_steps(series: Sequence[Series], colours: Colours) -> Any | None:
+def draw_clip_by_steps(series: Sequence[Series], colours: Colours) -> Any | None:
     """The clip threshold; of several groups of parameters their mean, in a band from the smallest to the largest."""
-    return _setting_by_steps(series, "clip", colours)
+    return _draw_setting([(one, make_clip_curve(one.runs)) for one in series], colours)
 
 
-def noise_by_steps(series: Sequence[Series], colours: Colours) -> Any | None:
+def draw_noise_by_steps(series: Sequence[Series], colours: Colours) -> Any | None:
     """The noise multiplier."""
-    return _setting_by_steps(series, "noise_multiplier", colours)
+    return _draw_setting([(one, make_curve(one.runs, _multiplier)) for one in series], colours)
 
 
-def clip_by_groups(series: Sequence[Series], colours: Colours) -> Any | None:
+def draw_clip_by_groups(series: Sequence[Series], colours: Colours) -> Any | None:
     """The threshold of each group of parameters, for the one series that the reader chooses; means over seeds."""
     traces: list[Any] = []
     drawn: list[Point] = []
     for one in series:
-        several = groups(one.runs, "clip")
+        several = count_groups(one.runs)
         for group in range(several if several > 1 else 0):
-            points = curve(one.runs, entry_value("clip", group))
-            traces += [group_line(one, points, group, several)] if points else []
+            points = make_curve(one.runs, _clip_of(group))
+            traces += [draw_group(one, points, group, several)] if points else []
             drawn += points
     if not drawn:
         return None
-    return axes.figure(traces, "step", y=axes.sizes(min(one.mean for one in drawn), max(one.mean for one in drawn)))
+    axis = fit_size_axis(min(point.mean for point in drawn), max(point.mean for point in drawn))
+    return make_figure(traces, "step", y=axis)
 
 
-def _setting_by_steps(series: Sequence[Series], key: str, colours: Colours) -> Any | None:
-    traces: list[Any] = []
-    drawn: list[Point] = []
-    for one in series:
-        points = over_groups(one.runs, key)
-        traces += band_and_line(one, points, colours, hover="%{y:.4~g}")
-        drawn += points
+def _draw_setting(curves: Sequence[tuple[Series, list[Point]]], colours: Colours) -> Any | None:
+    traces = [trace for one, points in curves for trace in draw_series(one, points, colours, hover="%{y:.4~g}")]
+    drawn = [point for _, points in curves for point in points]
     if not drawn:
         return None
-    scale = axes.sizes(min(point.low for point in drawn), max(point.high for point in drawn))
-    return axes.figure(striped(traces), "step", y=scale)
+    axis = fit_size_axis(min(point.low for point in drawn), max(point.high for point in drawn))
+    return make_figure(stripe_coinciding(traces), "step", y=axis)
+
+
+def _accuracy(entry: HistoryEntry) -> float | None:
+    return entry.test_accuracy
+
+
+def _multiplier(entry: HistoryEntry) -> float | None:
+    return entry.noise_multiplier
+
+
+def _clip_of(group: int) -> Callable[[HistoryEntry], float | None]:
+    return lambda entry: entry.clip[group] if group < len(entry.clip) else None
+
+
+# Captions
+
+
+def caption_accuracy(series: Sequence[Series], figure: Any) -> str:
+    """Who ends where."""
+    measured = sorted((one for one in series if one.accuracy is not None), key=rank_accuracy, reverse=True)
+    said = [f"{one.label} {format_percent(one.accuracy)}" for one in measured]
+    return f"Higher is better. At the end: {_name_first(said, ', ')}.{_mention_cut(figure)}"
+
+
+def caption_tradeoff(series: Sequence[Series], figure: Any) -> str:
+    """Which corner is the good one."""
+    free = any(one.status == "none" and one.accuracy is not None for one in series)
+    line = " The dotted line is where training without privacy ends." if free else ""
+    return f"Up and to the left is better: more accuracy for less privacy spent.{line}{_mention_cut(figure)}"
+
+
+def caption_spending(series: Sequence[Series], figure: Any) -> str:
+    """Whether budgets were kept."""
+    pairs = [(run.epsilon, run.target_epsilon) for one in series for run in one.runs]
+    held = [(spent, target) for spent, target in pairs if spent is not None and target is not None]
+    over = sum(spent > target for spent, target in held)
+    said = "The privacy spent can only grow, step by step."
+    if not held:
+        return said
+    if over:
+        return f"{said} {over} of {len(held)} runs end above their budget, the dashed line."
+    return f"{said} Every run ends at or below its budget, the dashed line."
+
+
+def caption_clip(series: Sequence[Series], figure: Any) -> str:
+    """How the thresholds move."""
+    said = []
+    for one in series:
+        average = ", on average over its groups" if count_groups(one.runs) > 1 else ""
+        said += [moves + average for moves in _describe_course(one, mean_clip)]
+    return f"The largest norm that the gradient of one record may keep: {_name_first(said, '; ')}."
+
+
+def caption_noise(series: Sequence[Series], figure: Any) -> str:
+    """How the multipliers move."""
+    said = [moves for one in series for moves in _describe_course(one, _multiplier)]
+    return f"The noise, as a multiple of the clip threshold: {_name_first(said, '; ')}."
+
+
+def caption_groups(series: Sequence[Series], figure: Any) -> str:
+    """What a group is."""
+    return (
+        "The threshold of each group of parameters, from the first group in the model to the last; the mean over seeds. "
+        "The gradient of one record is clipped in each group separately."
+    )
+
+
+def _describe_course(one: Series, value: Callable[[HistoryEntry], float | None]) -> list[str]:
+    """From where to where a value goes; nothing if there is none."""
+    values = [point.mean for point in make_curve(one.runs, value)]
+    if not values:
+        return []
+    first, last = f"{values[0]:.3g}", f"{values[-1]:.3g}"
+    moves = f"{min(values):.3g}" != f"{max(values):.3g}"
+    return [f"{one.label} {f'goes from {first} to {last}' if moves else f'stays at {first}'}"]
+
+
+def _name_first(said: Sequence[str], comma: str) -> str:
+    """The first few, and how many more there are."""
+    more = len(said) - MOST_NAMED
+    return comma.join([*said[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])
+
+
+def _mention_cut(figure: Any) -> str:
+    bottom = figure.layout.yaxis.range[0]
+    hidden = any(y < bottom for trace in figure.data for y in trace.y)
+    return f" Values below {format_percent(max(bottom, 0), 0)} are cut off." if hidden else ""
+
+
+# All of them
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One figure of an experiment."""
+
+    name: str
+    heading: str
+    draw: Callable[[Sequence[Series], Colours], Any | None]
+    caption: Callable[[Sequence[Series], Any], str]
+
+
+PANELS = (
+    Panel("accuracy-epsilon", "Test accuracy against ε spent", draw_accuracy_by_epsilon, caption_tradeoff),
+    Panel("accuracy-steps", "Test accuracy against steps", draw_accuracy_by_steps, caption_accuracy),
+    Panel("epsilon-steps", "ε spent against steps", draw_epsilon_by_steps, caption_spending),
+    Panel("clip-steps", "Clip threshold against steps", draw_clip_by_steps, caption_clip),
+    Panel("noise-steps", "Noise multiplier against steps", draw_noise_by_steps, caption_noise),
+    Panel("clip-groups", "Clip threshold of each group", draw_clip_by_groups, caption_groups),
+)
+
+
+def draw_panels(experiment: Experiment, place: int, colours: Colours) -> list[dict[str, Any]]:
+    """The figures that have something to show; the first is wide, and so is the last of an even number of them."""
+    found: list[dict[str, Any]] = []
+    for panel in PANELS:
+        figure = panel.draw(experiment.series, colours)
+        if figure is not None:
+            drawn = json.loads(figure.to_json())
+            choices = dict.fromkeys(trace["meta"].get("choice") for trace in drawn["data"])
+            found.append(
+                {
+                    "id": f"{panel.name}-{place}",
+                    "heading": panel.heading,
+                    "caption": panel.caption(experiment.series, figure),
+                    "choices": [choice for choice in choices if choice is not None],
+                    "figure": drawn,
+                }
+            )
+    for at, one in enumerate(found):
+        one["wide"] = at == 0 or (at == len(found) - 1 and len(found) % 2 == 0)
+    return found

@@ -12,7 +12,6 @@ from apportion.accounting.central_limit import CentralLimitAccountant
 from apportion.accounting.comparisons import compare_accountants
 from apportion.budget import Budget
 from apportion.planning import Plan, plan_steps
-from apportion.report.figure_page import write_page
 from apportion.sampling import Sampling
 from apportion.strategies.recipes import Recipe
 
@@ -62,30 +61,21 @@ def plan_by_limit_theorem(recipe: Recipe, budget: Budget, sampling: Sampling) ->
 
 def draw_plans(plans: Sequence[dict[str, Any]], out: Path) -> Path:
     """Clip, noise and budget of all plans over the steps, on one page that needs no network."""
-    from plotly.subplots import make_subplots
+    from apportion.report.drawing import draw_line, make_page_figure, stripe_coinciding, write_page
 
-    titles = ("ε spent", "noise multiplier", "clip threshold")
-    figure = make_subplots(rows=1, cols=3, subplot_titles=titles)
-    palette = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-    for number, plan in enumerate(plans):
-        steps = list(range(1, plan["steps"] + 1))
-        thin = max(1, len(steps) // 1000)
-        style = {
-            "name": plan["recipe"],
-            "legendgroup": plan["recipe"],
-            "line": {"color": palette[number % len(palette)]},
-        }
-        spent = list(zip(*plan["spent"], strict=True))
-        figure.add_scatter(x=spent[0], y=spent[1], row=1, col=1, **style)
-        figure.add_scatter(x=steps[::thin], y=plan["noise_multiplier"][::thin], row=1, col=2, showlegend=False, **style)
-        figure.add_scatter(x=steps[::thin], y=plan["clip"][::thin], row=1, col=3, showlegend=False, **style)
-    figure.update_xaxes(title="step")
-    figure.update_yaxes(rangemode="tozero")
     first = plans[0]
     facts = f"ε = {first['target_epsilon']:g}, δ = {first['delta']:g}, q = {first['sample_rate']:.4g}, {first['steps']:,} steps"
-    figure.update_layout(
-        title=f"Plans for {facts}",
-        template="plotly_white",
-        hovermode="x unified",
-    )
+    figure = make_page_figure(f"Plans for {facts}", ("ε spent", "noise multiplier", "clip threshold"))
+    for column, key in enumerate(("spent", "noise_multiplier", "clip"), start=1):
+        curves = [(plan["recipe"], plan[key] if key == "spent" else _every_step(plan[key])) for plan in plans]
+        lines = [draw_line(name, points, number) for number, (name, points) in enumerate(curves)]
+        figure.add_traces(stripe_coinciding(lines), rows=1, cols=column)
+        figure.update_traces(showlegend=column == 1, row=1, col=column)
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(rangemode="tozero")
     return write_page(figure, out, "html")
+
+
+def _every_step(values: Sequence[float]) -> list[tuple[float, float]]:
+    """(step, value), at most about a thousand of them."""
+    return [(step + 1, values[step]) for step in range(0, len(values), max(1, len(values) // 1000))]

@@ -1,66 +1,150 @@
-"""The tables of results: one of each experiment, and one of all experiments side by side."""
+"""The results of an experiment: in sentences, in a table, and beside all other experiments."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from apportion.report import words
-from apportion.report.reading import not_run
-from apportion.report.series import Experiment, Series
+from apportion.report.formatting import (
+    DASH,
+    format_count,
+    format_delta,
+    format_epsilon,
+    format_percent,
+    format_points,
+    format_seconds,
+    join_names,
+)
+from apportion.report.judging import CLOSE, compare_accuracy
+from apportion.report.result import Results
+from apportion.report.series import Experiment, Series, rank_accuracy
 from apportion.report.statements import BADGES
-from apportion.report.words import number, text
+
+# In sentences
 
 
-def rows(experiment: Experiment, colours: Mapping[str, int]) -> list[dict[str, Any]]:
+def summarise_experiment(experiment: Experiment) -> list[str]:
+    """One sentence for each budget; of an experiment without any private run, one about the best of them."""
+    data = {run.data for run in experiment.runs} - {None, ""}
+    where = f" on {data.pop()}" if len(data) == 1 else ""
+    free = [one for one in experiment.series if one.epsilon is None and one.accuracy is not None]
+    sentences = []
+    for target, rivals in experiment.contests().items():
+        best = max(rivals, key=rank_accuracy)
+        remarks = [f"the highest of {len(rivals)} recipes{_name_close(best, rivals)}"] if len(rivals) > 1 else []
+        remarks += [f"{_place_beside(best, free)} non-private training"] if free else []
+        spent = format_epsilon(best.epsilon) if target is None else f"{target:g}"
+        reached = f"At ε = {spent}, {best.recipe} reached {format_percent(best.accuracy)}{where}"
+        sentences.append(", ".join([reached, " and ".join(remarks)] if remarks else [reached]) + ".")
+    if not sentences and free:
+        best = max(free, key=rank_accuracy)
+        sentences.append(f"Without privacy, {best.recipe} reached {format_percent(best.accuracy)}{where}.")
+    return sentences
+
+
+def summarise(experiments: Sequence[Experiment]) -> list[str]:
+    """How the results compare with the paper's, where its figures are known; otherwise what came out of each experiment."""
+    sentences = _compare_with_paper([one for experiment in experiments for one in experiment.series])
+    if not sentences:
+        several = len(experiments) > 1
+        found = [(one.name, said) for one in experiments for said in summarise_experiment(one)]
+        sentences = [f"{name}: {said}" if several else said for name, said in found]
+    return sentences or ["No test accuracy was measured."]
+
+
+def _name_close(best: Series, rivals: Sequence[Series]) -> str:
+    """Those that could as well be the best; beyond three, how many there are."""
+    top = rank_accuracy(best)
+    close = [
+        one.recipe for one in rivals if one is not best and compare_accuracy(rank_accuracy(one), top) == "close to"
+    ]
+    names = join_names(close) if 0 < len(close) <= 3 else f"{len(close)} others"
+    return f" ({names} {'is' if len(close) == 1 else 'are'} close to it)" if close else ""
+
+
+def _place_beside(best: Series, free: Sequence[Series]) -> str:
+    """How far the best is from training without privacy, as it is shown: with one digit after the point."""
+    ours, other = rank_accuracy(best), max(map(rank_accuracy, free))
+    side = compare_accuracy(ours, other)
+    return side if side == "close to" else f"{100 * abs(ours - other):.1f} points {side}"
+
+
+def _compare_with_paper(series: Sequence[Series]) -> list[str]:
+    pairs = [(one.accuracy, one.paper_accuracy) for one in series if not one.above_claim]
+    sides = Counter(compare_accuracy(*pair) for ours, paper in pairs if (pair := _both(ours, paper)))
+    if not sides:
+        return []
+    near = f"within {100 * CLOSE:g} points of the published figure"
+    others = [f"{sides[side]} {side}" for side in ("above", "below") if sides[side]]
+    said = f"{sides['close to']} of {sides.total()} accuracies are {near}"
+    sentences = [f"{said}{', ' + ' and '.join(others) if others else ''}."]
+    claims = [one for one in series if one.epsilon is not None and one.paper_epsilon is not None]
+    if claims:
+        over = sum(one.above_claim for one in claims)
+        sentences.append(
+            f"The true ε is above the claimed one in {over} of {len(claims)} results."
+            if over
+            else f"The true ε is at or below the claimed one in all {len(claims)} results."
+        )
+    return sentences
+
+
+def _both(ours: float | None, paper: float | None) -> tuple[float, float] | None:
+    return None if ours is None or paper is None else (ours, paper)
+
+
+# In tables
+
+
+def make_rows(experiment: Experiment, colours: Mapping[str, int]) -> list[dict[str, Any]]:
     """One row for each series."""
     winners = experiment.winners()
     counts = {len(one.runs) for one in experiment.series}
-    all_seeded = seeded(experiment)
+    seeded = is_seeded(experiment)
     found = []
     for one in experiment.series:
-        ours, paper = one.accuracy, one.paper_accuracy
+        ours, paper, first = one.accuracy, one.paper_accuracy, one.runs[0]
         found.append(
             {
                 "recipe": one.recipe,
                 "slot": colours.get(one.recipe, 0),
                 "control_of": one.control_of,
-                "data": text(one.runs[0].get("data")) or words.DASH,
-                "model": text(one.runs[0].get("model")) or words.DASH,
-                "epsilon": words.epsilon(one.epsilon),
+                "data": first.data or DASH,
+                "model": first.model or DASH,
+                "epsilon": format_epsilon(one.epsilon),
                 "target": None if one.target is None else f"{one.target:g}",
                 "claimed": None if one.paper_epsilon is None else f"{one.paper_epsilon:g}",
                 "above_claim": one.above_claim,
-                "delta": words.delta(one.runs[0].get("delta")),
-                "accuracy": words.percent(ours),
+                "delta": format_delta(first.delta),
+                "accuracy": format_percent(ours),
                 "deviation": None if one.deviation is None else f"{100 * one.deviation:.1f}",
-                "paper": None if paper is None else words.percent(paper),
-                "difference": None if paper is None or ours is None else words.points(ours - paper),
+                "paper": None if paper is None else format_percent(paper),
+                "difference": None if paper is None or ours is None else format_points(ours - paper),
                 "seeds": len(one.runs) if len(counts) > 1 else None,
-                "steps": words.count(one.runs[0].get("steps")),
-                "seconds": words.seconds(_mean_seconds(one)),
-                "badge": None if all_seeded and one.status == "seeded" else BADGES.get(one.status),
+                "steps": format_count(first.steps),
+                "seconds": None if one.seconds is None else format_seconds(one.seconds),
+                "badge": None if seeded and one.status == "seeded" else BADGES.get(one.status),
                 "status": one.status,
-                "best": _best(experiment, one) if one.label in winners else None,
+                "best": _describe_best(experiment, one) if one.label in winners else None,
             }
         )
     return found
 
 
-def columns(found: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
-    """Which columns say something: data and model only where rows differ, the paper only where it is known."""
-    return {name: len({row[name] for row in found}) > 1 for name in ("data", "model")} | {
-        name: any(row[name] is not None for row in found) for name in ("claimed", "paper")
+def choose_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """Which columns say something: data and model only where rows differ, the paper and the time only where they are known."""
+    return {name: len({row[name] for row in rows}) > 1 for name in ("data", "model")} | {
+        name: any(row[name] is not None for row in rows) for name in ("claimed", "paper", "seconds")
     }
 
 
-def seeded(experiment: Experiment) -> bool:
+def is_seeded(experiment: Experiment) -> bool:
     """Whether every series with an ε is seeded, which is then said once and not in each row."""
     return {one.status for one in experiment.series} - {"none"} == {"seeded"}
 
 
-def notes(experiment: Experiment) -> list[str]:
+def write_notes(experiment: Experiment) -> list[str]:
     """What a reader must know before comparing the rows of the table."""
     found = []
     series, counts = experiment.series, {len(one.runs) for one in experiment.series}
@@ -80,9 +164,7 @@ def notes(experiment: Experiment) -> list[str]:
         )
     if any(one.control_of for one in series):
         found.append("A control is set beside the recipe that it names, to show what that recipe itself contributes.")
-    spending: dict[str, int] = defaultdict(int)
-    for run in experiment.runs:
-        spending[text(run.get("data"))] += number(run.get("epsilon")) is not None
+    spending = Counter(run.data for run in experiment.runs if run.epsilon is not None)
     if any(count > 1 for count in spending.values()):
         found.append(
             "Each ε covers one run by itself. Several runs on the same records together spend more than any one of them."
@@ -95,7 +177,7 @@ def notes(experiment: Experiment) -> list[str]:
     return found
 
 
-def overview(experiments: Sequence[Experiment], colours: Mapping[str, int]) -> list[dict[str, Any]]:
+def make_overview(experiments: Sequence[Experiment], colours: Mapping[str, int]) -> list[dict[str, Any]]:
     """One row for each recipe, with its accuracy in each experiment: the table as a paper would print it."""
     by_recipe: dict[str, dict[int, list[Series]]] = defaultdict(lambda: defaultdict(list))
     for place, experiment in enumerate(experiments):
@@ -108,7 +190,7 @@ def overview(experiments: Sequence[Experiment], colours: Mapping[str, int]) -> l
             "slot": colours.get(recipe, 0),
             "control_of": next((one.control_of for found in places.values() for one in found if one.control_of), ""),
             "cells": [
-                [_overview_cell(one, one.label in winners[place]) for one in places.get(place, ())]
+                [_make_cell(one, one.label in winners[place]) for one in places.get(place, ())]
                 for place in range(len(experiments))
             ],
         }
@@ -116,36 +198,32 @@ def overview(experiments: Sequence[Experiment], colours: Mapping[str, int]) -> l
     ]
 
 
-def left_out(results: Mapping[str, Any]) -> list[dict[str, str]]:
-    """What a study left out, with the reason: one row for the experiments that share it and lack the same recipes."""
+def list_not_run(results: Results) -> list[dict[str, str]]:
+    """What was left out, with the reason: one row for the experiments that share it and lack the same recipes."""
     recipes: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for entry in not_run(results):
-        recipes[text(entry.get("experiment")), text(entry.get("reason"))].append(text(entry.get("recipe")))
+    for entry in (*(results.not_run or ()), *(results.skipped or ())):
+        recipes[entry.experiment or "", entry.reason].append(entry.recipe)
     rows: dict[tuple[str, str], list[str]] = defaultdict(list)
     for (experiment, reason), names in recipes.items():
         rows[", ".join(names), reason.removeprefix("not run: ")].append(experiment)
     return [
-        {"experiments": "; ".join(found), "recipes": names, "reason": reason} for (names, reason), found in rows.items()
+        {"experiments": "; ".join(filter(None, found)), "recipes": names, "reason": reason}
+        for (names, reason), found in rows.items()
     ]
 
 
-def _overview_cell(one: Series, best: bool) -> dict[str, Any]:
+def _make_cell(one: Series, best: bool) -> dict[str, Any]:
     return {
         "target": f"ε = {one.target:g}" if one.label != one.recipe else "",
-        "accuracy": words.percent(one.accuracy),
+        "accuracy": format_percent(one.accuracy),
         "deviation": None if one.deviation is None else f"{100 * one.deviation:.1f}",
-        "paper": None if one.paper_accuracy is None else words.percent(one.paper_accuracy),
+        "paper": None if one.paper_accuracy is None else format_percent(one.paper_accuracy),
         "best": best,
     }
 
 
-def _mean_seconds(one: Series) -> float | None:
-    found = one.numbers("seconds")
-    return sum(found) / len(found) if found else None
-
-
-def _best(experiment: Experiment, one: Series) -> str:
+def _describe_best(experiment: Experiment, one: Series) -> str:
     word = "highest" if len(one.runs) == 1 else "best mean"
     if experiment.labelled:
         return word
-    return f"{word} at ε = {words.epsilon(one.epsilon) if one.target is None else f'{one.target:g}'}"
+    return f"{word} at ε = {format_epsilon(one.epsilon) if one.target is None else f'{one.target:g}'}"

@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apportion.report.judging import more_than_claimed
-from apportion.report.words import number, share, text
-
-Run = Mapping[str, Any]
+from apportion.report.judging import exceeds_claim
+from apportion.report.result import RunResult
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
@@ -29,58 +27,77 @@ class Series:
     target: float | None
     label: str
     dash: str
-    runs: tuple[Run, ...]
+    runs: tuple[RunResult, ...]
 
     @property
     def accuracy(self) -> float | None:
         """The mean over seeds of the last test accuracy."""
-        return mean(self._accuracies())
+        return mean(self.known(lambda run: run.accuracy))
 
     @property
     def deviation(self) -> float | None:
         """The standard deviation over seeds of the last test accuracy."""
-        found = self._accuracies()
+        found = self.known(lambda run: run.accuracy)
         return statistics.stdev(found) if len(found) > 1 else None
 
     @property
     def epsilon(self) -> float | None:
         """The most that one of the seeds spent."""
-        return max(self.numbers("epsilon"), default=None)
+        return max(self.known(lambda run: run.epsilon), default=None)
+
+    @property
+    def seconds(self) -> float | None:
+        """The mean over seeds."""
+        return mean(self.known(lambda run: run.seconds))
 
     @property
     def status(self) -> str:
         """'none' without an ε; 'seeded' when the noise of a run can be recomputed from its seed; otherwise 'private'."""
         if self.epsilon is None:
             return "none"
-        return "seeded" if any(run.get("private") is False for run in self.runs) else "private"
+        return "seeded" if any(run.private is False for run in self.runs) else "private"
 
     @property
     def control_of(self) -> str:
         """The recipe of which this one is a control."""
-        return next((text(run["control_of"]) for run in self.runs if run.get("control_of") is not None), "")
+        return next((run.control_of for run in self.runs if run.control_of is not None), "")
 
     @property
     def paper_accuracy(self) -> float | None:
         """What the paper reports."""
-        return next((found for found in self.numbers("paper_accuracy") if share(found) is not None), None)
+        return next(iter(self.known(lambda run: run.paper_accuracy)), None)
 
     @property
     def paper_epsilon(self) -> float | None:
         """What the paper claims."""
-        return next(iter(self.numbers("paper_epsilon")), None)
+        return next(iter(self.known(lambda run: run.paper_epsilon)), None)
 
     @property
     def above_claim(self) -> bool:
         """Whether it truly spent more than the paper claims, as plans of a limit theorem do."""
         claimed = self.paper_epsilon
-        return self.epsilon is not None and claimed is not None and more_than_claimed(self.epsilon, claimed)
+        return self.epsilon is not None and claimed is not None and exceeds_claim(self.epsilon, claimed)
 
-    def numbers(self, name: str) -> list[float]:
-        """The values of a field, of the seeds that have one."""
-        return [found for run in self.runs if (found := number(run.get(name))) is not None]
+    def to_json(self) -> dict[str, Any]:
+        """A row of 'cells' in files of results."""
+        first = self.runs[0]
+        return {
+            "recipe": self.recipe,
+            "data": first.data,
+            "model": first.model,
+            "target_epsilon": self.target,
+            "delta": first.delta,
+            "epsilon": self.epsilon,
+            "test_accuracy": self.accuracy,
+            "test_accuracy_std": self.deviation,
+            "seeds": [run.seed for run in self.runs],
+            "steps": first.steps,
+            "seconds": None if self.seconds is None else round(self.seconds, 3),
+        }
 
-    def _accuracies(self) -> list[float]:
-        return [found for run in self.runs if (found := final_accuracy(run)) is not None]
+    def known(self, value: Callable[[RunResult], float | None]) -> list[float]:
+        """A value of each seed that has one."""
+        return [found for run in self.runs if (found := value(run)) is not None]
 
 
 @dataclass(frozen=True)
@@ -92,7 +109,7 @@ class Experiment:
     series: tuple[Series, ...]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RunResult]:
         """All runs, those of a series together."""
         return [run for one in self.series for run in one.runs]
 
@@ -109,18 +126,12 @@ class Experiment:
 
     def winners(self) -> set[str]:
         """The labels of the series with the highest accuracy, where there is more than one to compare."""
-        return {max(rivals, key=accuracy).label for rivals in self.contests().values() if len(rivals) > 1}
+        return {max(rivals, key=rank_accuracy).label for rivals in self.contests().values() if len(rivals) > 1}
 
 
-def accuracy(one: Series) -> float:
+def rank_accuracy(one: Series) -> float:
     """To sort by: a series without a measurement comes last."""
     return -1.0 if one.accuracy is None else one.accuracy
-
-
-def final_accuracy(run: Run) -> float | None:
-    """The test accuracy of a run, or the last one of its history."""
-    measured = [share(entry.get("test_accuracy")) for entry in run.get("history") or ()]
-    return next((one for one in (share(run.get("test_accuracy")), *reversed(measured)) if one is not None), None)
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -128,31 +139,32 @@ def mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def grouped(runs: Iterable[Run], key: Callable[[Run], Any]) -> dict[Any, list[Run]]:
+def group_runs(runs: Iterable[RunResult], key: Callable[[RunResult], Any]) -> dict[Any, list[RunResult]]:
     """Runs by a key, in order of appearance."""
-    found: dict[Any, list[Run]] = defaultdict(list)
+    found: dict[Any, list[RunResult]] = defaultdict(list)
     for run in runs:
         found[key(run)].append(run)
     return dict(found)
 
 
-def experiments(runs: Iterable[Run]) -> list[Experiment]:
+def group_experiments(runs: Iterable[RunResult]) -> list[Experiment]:
     """Group runs into experiments, in order of appearance."""
 
-    def key(run: Run) -> tuple[bool, str]:
-        if run.get("experiment") is not None:
-            return True, text(run["experiment"])
-        return False, " · ".join(part for part in (text(run.get("data")), text(run.get("model"))) if part)
+    def key(run: RunResult) -> tuple[bool, str]:
+        if run.experiment is not None:
+            return True, run.experiment
+        return False, " · ".join(part for part in (run.data, run.model) if part)
 
-    return [Experiment(name, labelled, series(found)) for (labelled, name), found in grouped(runs, key).items()]
+    found = group_runs(runs, key)
+    return [Experiment(name, labelled, group_series(members)) for (labelled, name), members in found.items()]
 
 
-def series(runs: Iterable[Run]) -> tuple[Series, ...]:
+def group_series(runs: Iterable[RunResult]) -> tuple[Series, ...]:
     """Group runs into series; with several budgets, the label names the budget and each budget has its own dash.
 
     A control follows the recipe of which it is a control.
     """
-    members = grouped(runs, lambda run: (text(run["recipe"]), number(run.get("target_epsilon"))))
+    members = group_runs(runs, lambda run: (run.recipe, run.target_epsilon))
     targets = sorted({target for _, target in members if target is not None})
     found = []
     for (recipe, target), seeds in members.items():
@@ -169,12 +181,11 @@ def series(runs: Iterable[Run]) -> tuple[Series, ...]:
     return tuple(found[at] for at in sorted(range(len(found)), key=order))
 
 
-def slots(runs: Iterable[Run], colours: int) -> dict[str, int]:
+def assign_colours(runs: Iterable[RunResult], colours: int) -> dict[str, int]:
     """Give every recipe, in order of appearance, its slot among so many colours; the first one without privacy gets slot 0."""
     private: dict[str, bool] = {}
     for run in runs:
-        name = text(run["recipe"])
-        private[name] = private.get(name, False) or number(run.get("epsilon")) is not None
+        private[run.recipe] = private.get(run.recipe, False) or run.epsilon is not None
     first_free = next((name for name, has_epsilon in private.items() if not has_epsilon), None)
     coloured = [name for name in private if name != first_free]
     given = {name: 1 + index % (colours - 1) for index, name in enumerate(coloured)}

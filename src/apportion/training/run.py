@@ -88,6 +88,12 @@ class Run:
             "versions": package_versions(),
         }
 
+    def report(self, path: str | Path, *, title: str | None = None) -> Path:
+        """Write one HTML page about the run, which opens anywhere; `apportion.report([one, other], path)` compares several."""
+        from apportion.report import report
+
+        return report(self, path, title=title)
+
     def save(self, folder: str | Path) -> Path:
         """Write the run folder. The ledger of a run that was started with `Storage(folder)` is already there."""
         root, public = Path(folder), Path(folder) / "public"

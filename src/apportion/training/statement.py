@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from apportion.accounting.ledger import Ledger
 from apportion.curator.randomness import KEY_STREAM
 from apportion.strategies.descriptions import describe
-from apportion.training.session import Session
 from apportion.training.versions import package_versions
+
+if TYPE_CHECKING:
+    from apportion.training.session import Session
 
 COVERED = (
     "the model's weights, at the end and after every step",

@@ -1,52 +1,31 @@
-"""Values in words: how the report writes a number, a duration, a configuration. What is missing is a dash."""
+"""How the report writes a number, a duration, a configuration. What is missing is a dash."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
+from apportion.report.result import as_number
+
 DASH = "–"
 
 
-def number(value: Any) -> float | None:
-    """Return `value` as a finite float, or None where there is no such number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        found = float(value)
-    except OverflowError:  # an integer beyond all floats
-        return None
-    return found if math.isfinite(found) else None
-
-
-def share(value: Any) -> float | None:
-    """Return `value` as a number from 0 to 1, or None: nothing else is an accuracy."""
-    found = number(value)
-    return found if found is not None and 0 <= found <= 1 else None
-
-
-def text(value: Any) -> str:
-    """`value` as text, and nothing for None."""
-    return "" if value is None else str(value)
-
-
-def percent(value: Any, digits: int = 1) -> str:
+def format_percent(value: Any, digits: int = 1) -> str:
     """A share in percent."""
-    found = number(value)
+    found = as_number(value)
     return DASH if found is None else f"{100 * found:.{digits}f}\u00a0%"
 
 
-def points(difference: float) -> str:
+def format_points(difference: float) -> str:
     """A difference of two shares in percentage points, with its sign."""
     shown = f"{100 * difference:+.1f}".replace("-", "−")
     return "0.0" if shown in ("+0.0", "−0.0") else shown
 
 
-def epsilon(value: Any) -> str:
+def format_epsilon(value: Any) -> str:
     """ε with three decimals, rounded up: a loss of privacy is never shown smaller than it is."""
-    found = number(value)
+    found = as_number(value)
     if found is None:
         return DASH
     up = Decimal(repr(found)).quantize(Decimal("0.001"), rounding=ROUND_CEILING) if abs(found) < 1e15 else found
@@ -54,9 +33,9 @@ def epsilon(value: Any) -> str:
     return shown.rstrip("0").rstrip(".") if "." in shown else shown
 
 
-def delta(value: Any) -> str:
+def format_delta(value: Any) -> str:
     """δ as a multiple of a power of ten."""
-    found = number(value)
+    found = as_number(value)
     if found is None:
         return DASH
     mantissa, _, exponent = f"{found:.2e}".partition("e")
@@ -65,21 +44,21 @@ def delta(value: Any) -> str:
     return power if mantissa == "1" else f"{mantissa}\u00a0×\u00a0{power}"
 
 
-def count(value: Any) -> str:
+def format_count(value: Any) -> str:
     """A number of things, which need not be whole."""
-    found = number(value)
+    found = as_number(value)
     return DASH if found is None else f"{found:,.0f}" if found == int(found) else f"{found:,.4g}"
 
 
-def epochs(value: Any) -> str:
+def format_epochs(value: Any) -> str:
     """A number of passes over the data."""
-    found = number(value)
+    found = as_number(value)
     return DASH if found is None else f"{found:,.1f}" if found < 100 else f"{found:,.0f}"
 
 
-def seconds(value: Any) -> str:
+def format_seconds(value: Any) -> str:
     """A duration."""
-    found = number(value)
+    found = as_number(value)
     if found is None:
         return DASH
     if found < 60:
@@ -89,7 +68,7 @@ def seconds(value: Any) -> str:
     return f"{hours}\u00a0h {minutes:02d}\u00a0min" if hours else f"{minutes}\u00a0min {rest:02d}\u00a0s"
 
 
-def plain(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Any value of a configuration as text."""
     if value is None:
         return DASH
@@ -98,18 +77,18 @@ def plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
-        rest = ", ".join(f"{name} = {plain(one)}" for name, one in value.items() if name != "kind")
+        rest = ", ".join(f"{name} = {format_value(one)}" for name, one in value.items() if name != "kind")
         return f"{value['kind']}({rest})" if "kind" in value else rest
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(plain, value))
+        return ", ".join(map(format_value, value))
     return str(value)
 
 
-def listed(words: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """a, b and c."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def facts(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+def list_facts(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
     """Names with their values, without those that are missing."""
     return [{"name": name, "value": value} for name, value in pairs if value not in ("", DASH)]
