@@ -10,11 +10,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "apportion"
-FOUNDATION = {"errors", "validate", "budget", "request", "execution"}
+FOUNDATION = {"errors", "extras", "validate", "budget", "request", "execution"}
 PLANNING = FOUNDATION | {"accounting", "strategies", "sampling", "planning", "plan_drawing"}
 CORE = PLANNING | {"curator", "models", "training"}
 MAY_IMPORT = {
     "errors": set(),
+    "extras": {"errors"},
     "validate": {"errors"},
     "budget": {"errors", "validate"},
     "request": {"errors", "validate"},

@@ -7,6 +7,7 @@
      ├── BudgetExhausted     a release that the declared plan does not cover
      ├── PrivacyViolation    an audit has shown that a stated guarantee does not hold
      ├── WrongOrder          the training loop of a person called things in an order that breaks the guarantee
+     ├── MissingExtra        a package that only some parts need is not installed (also an ImportError)
      └── DataNotFound        a data set that is not on this machine
 
 The command line prints any of these as one line and exits with code 2. A message names what was asked, what was found, why
@@ -64,6 +65,21 @@ class PrivacyViolation(ApportionError):
 
 class WrongOrder(ApportionError, RuntimeError):
     """A step of a hand-written training loop is missing, doubled or out of place."""
+
+
+class MissingExtra(ApportionError, ImportError):
+    """`modules` are not installed; they come with the extra `extra` of the package."""
+
+    def __init__(self, extra: str, *modules: str):
+        self.extra, self.modules = extra, modules
+        super().__init__(
+            f"{' and '.join(modules)} {'is' if len(modules) == 1 else 'are'} not installed. "
+            f'Install what this part needs with: pip install "apportion[{extra}]"'
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By the arguments, not by the finished message."""
+        return type(self), (self.extra, *self.modules)
 
 
 class DataNotFound(ApportionError):
