@@ -8,7 +8,14 @@ together, and `template/` has the page's HTML, style and script.
 
 from __future__ import annotations
 
-from apportion.report.page import write_report
-from apportion.report.reading import read_results
+from typing import TYPE_CHECKING
+
+from apportion.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from apportion.report.page import write_report
+    from apportion.report.reading import read_results
 
 __all__ = ["read_results", "write_report"]
+
+__getattr__, __dir__ = lazy_names(__name__, {"page": ("write_report",), "reading": ("read_results",)})
