@@ -3,51 +3,68 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+# Every install goes through constraints.txt, build environments included: what is tested is what is installed. Python compiles
+# what is imported when it is imported; compiling all of torch beforehand takes longer than the demo.
+PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo test test-slow audit mutants fuzz lint format bench clean help
+.PHONY: demo test test-slow audit mutants fuzz lint format dist lowest bench clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-# Every install goes through constraints.txt, build environments included: what is tested is what is installed.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(PIP) -e '.[all]'
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(PIP) -e '.[dev]'
 	@touch $@
 
 demo: $(VENV)/installed  ## compare eight private recipes with non-private training on digits, write runs/demo/report.html
 	$(BIN)/apportion compare demo --out runs/demo
 
-test: $(VENV)/installed  ## the core test suite
+test: $(VENV)/installed-dev  ## the core test suite
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow"
 
-audit: $(VENV)/installed  ## attack the library with canaries, and builds of it that are broken on purpose (minutes)
+audit: $(VENV)/installed-dev  ## attack the library with canaries, and builds of it that are broken on purpose (minutes)
 	$(BIN)/apportion audit run --out runs/audit.html
 	$(BIN)/python -m pytest -q -m slow tests/audit/test_statistical.py
 
-test-slow: $(VENV)/installed  ## the long tests
+test-slow: $(VENV)/installed-dev  ## the long tests
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m slow
 
-mutants: $(VENV)/installed  ## seed known privacy bugs, one at a time, and see that the tests catch each
+mutants: $(VENV)/installed-dev  ## seed known privacy bugs, one at a time, and see that the tests catch each
 	$(BIN)/python tests/mutants/run.py --jobs $(WORKERS) --write docs/seeded-bugs.md
 
-fuzz: $(VENV)/installed  ## 10,000 malformed inputs: each is refused in one line, and nothing is charged; then new examples for every property
+fuzz: $(VENV)/installed-dev  ## 10,000 malformed inputs: each is refused in one line, and nothing is charged; then new examples for every property
 	APPORTION_FUZZ=10000 $(BIN)/python -m pytest -q -n $(WORKERS) tests/fuzz
 	APPORTION_FUZZ=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m hypothesis --ignore tests/fuzz
 
-lint: $(VENV)/installed  ## ruff and mypy
+lint: $(VENV)/installed-dev  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/installed  ## let ruff rewrite what it can
+format: $(VENV)/installed-dev  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+dist: $(VENV)/installed-dev  ## build the packages and try the wheel in an empty environment, without this checkout
+	rm -rf dist
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m build
+	$(BIN)/python .ci/try_wheel.py dist/*.whl
+
+# An environment of its own; not part of CI.
+lowest:  ## a part of the test suite with the lowest versions that pyproject.toml allows
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[all]' pytest pytest-xdist hypothesis
+	.venv-lowest/bin/python -m pytest -q -n $(WORKERS) -m "not slow" tests/accounting tests/cli tests/curator tests/data tests/report tests/training
 
 # The peers live in an environment of their own, so that they cannot hold back what the library is tested with.
 .venv-bench/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-bench
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt .venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -e . opacus==1.6.0
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt .venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -e '.[all]' opacus==1.6.0
 	-.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --no-deps prv-accountant
 	@touch $@
 
@@ -60,4 +77,4 @@ bench: .venv-bench/installed  ## speed against the peers, in .venv-bench (minute
 	.venv-bench/bin/python benchmarks/engine.py --write
 
 clean:  ## remove what the commands above made
-	rm -rf $(VENV) .venv-bench runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-lowest dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

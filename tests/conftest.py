@@ -1,4 +1,5 @@
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,11 @@ import apportion as ap
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from pieces import BOOKS, WORK, changed
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as a shell starts what runs in the background; child processes would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # the suite runs one process for each core
 

@@ -10,12 +10,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "apportion"
-FOUNDATION = {"errors", "extras", "validate", "budget", "request", "execution"}
+FOUNDATION = {"errors", "extras", "lazy", "validate", "budget", "request", "execution"}
 PLANNING = FOUNDATION | {"accounting", "strategies", "sampling", "planning", "plan_drawing"}
 CORE = PLANNING | {"curator", "models", "training"}
 MAY_IMPORT = {
     "errors": set(),
     "extras": {"errors"},
+    "lazy": set(),
     "validate": {"errors"},
     "budget": {"errors", "validate"},
     "request": {"errors", "validate"},

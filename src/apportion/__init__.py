@@ -1,7 +1,7 @@
 """Apportion: adaptive differentially private training on PyTorch.
 
-Tier 1, we own the loop:       `train`
-Tier 2, your own loop:         `make_private`
+Tier 1, we own the loop:       `plan` and `train`
+Tier 2, your own loop:         `plan` and `make_private`
 Tier 3, the parts:             `apportion.accounting`, `apportion.curator`, `apportion.strategies`
 
 Names are imported when they are first used, so that `import apportion` and the command line's `--help` do not wait for torch.
@@ -9,30 +9,35 @@ Names are imported when they are first used, so that `import apportion` and the 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from apportion.budget import Budget, Public, Record
-from apportion.errors import (
-    ApportionError,
-    BudgetExhausted,
-    DataNotFound,
-    InvalidArgument,
-    UnsupportedModel,
-    WrongOrder,
-)
-from apportion.report import (
-    report,  # at once: imported later, the package of that name would take the place of the function
-)
+from apportion.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from apportion import accounting, audit, data
+    from apportion.accounting.accountant import PrivacyLossAccountant
+    from apportion.accounting.ledger import Ledger
+    from apportion.budget import Budget, Public, Record
+    from apportion.errors import (
+        ApportionError,
+        BudgetExhausted,
+        DataNotFound,
+        InvalidArgument,
+        MissingExtra,
+        PrivacyViolation,
+        UnsupportedModel,
+        WrongOrder,
+    )
     from apportion.execution import Execution
     from apportion.models.check import check
     from apportion.models.fix import fix
     from apportion.models.temper import TemperedSigmoid, temper
     from apportion.planning import Plan, plan
+    from apportion.request import ClippedSum, Event, Frame, NormSum, Released, Request, UnclippedCount
     from apportion.strategies import clip, noise, recipes, update
     from apportion.strategies.citations import cite
+    from apportion.strategies.clip.clip_schedule import ClipSchedule
+    from apportion.strategies.context import Context
     from apportion.strategies.recipes import Recipe
     from apportion.strategies.roles import Clip, NoiseSchedule, Update
     from apportion.training.private import make_private
@@ -47,24 +52,39 @@ __all__ = [
     "Budget",
     "BudgetExhausted",
     "Clip",
+    "ClipSchedule",
+    "ClippedSum",
+    "Context",
     "DataNotFound",
+    "Event",
     "Execution",
+    "Frame",
     "InvalidArgument",
+    "Ledger",
+    "MissingExtra",
     "NoiseSchedule",
+    "NormSum",
     "Plan",
+    "PrivacyLossAccountant",
+    "PrivacyViolation",
     "Public",
     "Recipe",
     "Record",
+    "Released",
+    "Request",
     "Run",
     "Storage",
     "TemperedSigmoid",
+    "UnclippedCount",
     "UnsupportedModel",
     "Update",
     "WrongOrder",
+    "accounting",
     "audit",
     "check",
     "cite",
     "clip",
+    "data",
     "fix",
     "make_private",
     "noise",
@@ -76,40 +96,42 @@ __all__ = [
     "update",
 ]
 
-_LAZY = {
-    "Execution": ("apportion.execution", "Execution"),
-    "Clip": ("apportion.strategies.roles", "Clip"),
-    "NoiseSchedule": ("apportion.strategies.roles", "NoiseSchedule"),
-    "Plan": ("apportion.planning", "Plan"),
-    "Recipe": ("apportion.strategies.recipes", "Recipe"),
-    "Storage": ("apportion.training.storage", "Storage"),
-    "Update": ("apportion.strategies.roles", "Update"),
-    "audit": ("apportion.audit", None),
-    "plan": ("apportion.planning", "plan"),
-    "Run": ("apportion.training.run", "Run"),
-    "TemperedSigmoid": ("apportion.models.temper", "TemperedSigmoid"),
-    "check": ("apportion.models.check", "check"),
-    "cite": ("apportion.strategies.citations", "cite"),
-    "clip": ("apportion.strategies.clip", None),
-    "fix": ("apportion.models.fix", "fix"),
-    "make_private": ("apportion.training.private", "make_private"),
-    "noise": ("apportion.strategies.noise", None),
-    "recipes": ("apportion.strategies.recipes", None),
-    "temper": ("apportion.models.temper", "temper"),
-    "train": ("apportion.training.train", "train"),
-    "update": ("apportion.strategies.update", None),
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'apportion' has no attribute {name!r}")
-    module_name, attribute = _LAZY[name]
-    module = importlib.import_module(module_name)
-    value = module if attribute is None else getattr(module, attribute)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "accounting": (".",),
+        "accounting.accountant": ("PrivacyLossAccountant",),
+        "accounting.ledger": ("Ledger",),
+        "audit": (".",),
+        "budget": ("Budget", "Public", "Record"),
+        "data": (".",),
+        "errors": (
+            "ApportionError",
+            "BudgetExhausted",
+            "DataNotFound",
+            "InvalidArgument",
+            "MissingExtra",
+            "PrivacyViolation",
+            "UnsupportedModel",
+            "WrongOrder",
+        ),
+        "execution": ("Execution",),
+        "models.check": ("check",),
+        "models.fix": ("fix",),
+        "models.temper": ("TemperedSigmoid", "temper"),
+        "planning": ("Plan", "plan"),
+        "request": ("ClippedSum", "Event", "Frame", "NormSum", "Released", "Request", "UnclippedCount"),
+        "strategies.citations": ("cite",),
+        "strategies.clip": (".",),
+        "strategies.clip.clip_schedule": ("ClipSchedule",),
+        "strategies.context": ("Context",),
+        "strategies.noise": (".",),
+        "strategies.recipes": (".", "Recipe"),
+        "strategies.roles": ("Clip", "NoiseSchedule", "Update"),
+        "strategies.update": (".",),
+        "training.private": ("make_private",),
+        "training.run": ("Run",),
+        "training.storage": ("Storage",),
+        "training.train": ("train",),
+    },
+)

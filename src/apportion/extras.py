@@ -6,6 +6,13 @@ from importlib.util import find_spec
 
 from apportion.errors import MissingExtra
 
+EXTRAS = {
+    "cli": ("typer", "rich", "pydantic"),
+    "report": ("plotly", "jinja2"),
+    "data": ("sklearn", "PIL", "platformdirs", "rich"),
+}
+"""The modules that come with each extra of the package."""
+
 
 def require_extra(extra: str, *modules: str) -> None:
     """Raise `MissingExtra` unless every one of `modules` can be imported. Nothing is imported here.

@@ -23,8 +23,6 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
-from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from numpy.typing import NDArray
 
 from apportion import validate
@@ -32,8 +30,15 @@ from apportion.request import Event
 
 Array = NDArray[np.float64]
 
-ORDERS: tuple[float, ...] = tuple(float(order) for order in RdpAccountant().orders)
-"""The orders that `dp_accounting` uses by default."""
+ORDERS: tuple[float, ...] = (
+    *(1 + k / 10 for k in range(1, 100)),
+    *map(float, range(11, 64)),
+    128.0,
+    256.0,
+    512.0,
+    1024.0,
+)
+"""The orders that `dp_accounting` uses by default. It takes half a second to import, so it is imported where it computes."""
 
 _ROUNDING = 1e-13  # of ln A, one step: sums of rounded logarithms must not end below the truth
 _FEW = 40  # different multipliers that are priced one by one
@@ -69,6 +74,8 @@ class RenyiAccountant:
         orders = np.array(ORDERS)[usable]
         if self.conversion == "classic":
             return float(np.min(total[usable] - math.log(delta) / (orders - 1)))
+        from dp_accounting.rdp import compute_epsilon
+
         return float(compute_epsilon(orders, total[usable], delta)[0])
 
 
@@ -82,6 +89,9 @@ def renyi_curve(event: Event, orders: Sequence[float] = ORDERS) -> Array:
 
 @lru_cache(maxsize=8192)
 def _curve(event: Event, orders: tuple[float, ...]) -> Array:
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
     accountant = RdpAccountant(orders)
     with _quiet():
         accountant.compose(PoissonSampledDpEvent(event.sample_rate, GaussianDpEvent(event.noise_multiplier)))

@@ -18,6 +18,7 @@ from apportion.cli.output import (
     write_results,
 )
 from apportion.errors import InvalidArgument
+from apportion.extras import EXTRAS, require_extra
 
 if TYPE_CHECKING:
     from apportion.compare.experiment import Experiment
@@ -73,6 +74,7 @@ def compare(
 
     Examples: apportion compare demo --epsilon 1; apportion compare --data digits --all-recipes --epsilon 3
     """
+    require_extra("report", *EXTRAS["report"])  # before anything is trained for it
     from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
     from apportion.compare.experiment import experiment
     from apportion.strategies.recipes import READY

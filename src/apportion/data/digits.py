@@ -9,12 +9,14 @@ import torch
 
 from apportion.data.dataset import DataSet
 from apportion.data.entry import Entry
+from apportion.extras import require_extra
 
 LARGEST_VALUE = 16
 
 
 def read(entry: Entry, _: Path) -> DataSet:
     """A fixed permutation; its first 1,437 records train and the other 360 test."""
+    require_extra("data", "sklearn")
     from sklearn.datasets import load_digits
 
     content = load_digits()

@@ -19,6 +19,7 @@ from apportion.data.convert import CONVERT
 from apportion.data.download import Unreachable, download
 from apportion.data.entry import Archive, Entry, Mirror, Package
 from apportion.errors import DataNotFound, InvalidArgument
+from apportion.extras import require_extra
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,6 +36,7 @@ def fetch(name: str, data_dir: Path | str | None = None, console: Console | None
         console: where progress is shown; standard error if None.
     """
     if console is None:
+        require_extra("data", "rich")
         from rich.console import Console
 
         console = Console(stderr=True)

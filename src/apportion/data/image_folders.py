@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from apportion.budget import Public
 from apportion.data import files, order, tensors
 from apportion.data.dataset import DataSet
 from apportion.data.entry import Entry
 from apportion.errors import DataNotFound, InvalidArgument
+from apportion.extras import require_extra
 
 EXTENSIONS = (".png", ".jpg", ".jpeg")
 TEST_FOLDERS = ("test", "val", "validation")
@@ -100,6 +100,9 @@ def stack(items: Sequence[Labelled], shape: tuple[int, ...]) -> tensors.Pair:
 
 
 def _pixels(path: Path) -> np.ndarray[Any, Any]:
+    require_extra("data", "PIL")
+    from PIL import Image
+
     try:
         with Image.open(path) as image:
             return np.array(image.convert("RGB")).transpose(2, 0, 1)

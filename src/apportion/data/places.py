@@ -12,6 +12,7 @@ from pathlib import Path
 from apportion.data import files
 from apportion.data.entry import Entry
 from apportion.errors import DataNotFound
+from apportion.extras import require_extra
 
 VARIABLE = "APPORTION_DATA"
 DEBIAN = {"fashion-mnist": Path("/usr/share/datasets")}
@@ -57,6 +58,7 @@ def not_found(entry: Entry, data_dir: Path | str | None = None) -> DataNotFound:
 
 
 def _chosen(data_dir: Path | str | None) -> list[Path]:
+    require_extra("data", "platformdirs")
     import platformdirs
 
     given = [data_dir, os.environ.get(VARIABLE)]

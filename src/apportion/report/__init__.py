@@ -8,7 +8,20 @@ the page together, and `template/` has its HTML, style and script. `planning.py`
 
 from __future__ import annotations
 
-from apportion.report.result import HistoryEntry, NotRun, Results, RunResult, read_results
-from apportion.report.write import report, write_report
+from typing import TYPE_CHECKING
+
+from apportion.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from apportion.report.result import HistoryEntry, NotRun, Results, RunResult, read_results
+    from apportion.report.write import report, write_report
 
 __all__ = ["HistoryEntry", "NotRun", "Results", "RunResult", "read_results", "report", "write_report"]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "result": ("HistoryEntry", "NotRun", "Results", "RunResult", "read_results"),
+        "write": ("report", "write_report"),
+    },
+)

@@ -9,6 +9,27 @@ A strategy is a frozen dataclass, its public hyper-parameters, with explicit sta
 No strategy has a path to a raw record, gradient, norm, loss or batch size.
 """
 
-from apportion.strategies.context import Context
+from __future__ import annotations
 
-__all__ = ["Context"]
+from typing import TYPE_CHECKING
+
+from apportion.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from apportion.strategies import clip, noise, recipes, update
+    from apportion.strategies.citations import cite
+    from apportion.strategies.context import Context
+
+__all__ = ["Context", "cite", "clip", "noise", "recipes", "update"]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "citations": ("cite",),
+        "clip": (".",),
+        "context": ("Context",),
+        "noise": (".",),
+        "recipes": (".",),
+        "update": (".",),
+    },
+)

@@ -1,10 +1,11 @@
-"""A bar for long runs, with the budget spent so far; plain lines where there is no terminal."""
+"""A bar for long runs, with the budget spent so far; plain lines where there is no terminal, or no rich to draw the bar."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 from apportion.training.history import Entry
@@ -22,7 +23,7 @@ def progress_bar(description: str, steps: int, budget: float, *, enabled: bool |
         yield lambda entry: None
         return
     facts = {"ε": f"0.00/{budget:g}"}
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or find_spec("rich") is None:
         yield lambda entry: _print_line(description, entry, steps, _facts(facts, entry, budget))
         return
     from rich.console import Console
