@@ -21,7 +21,7 @@ from apportion.cli import options
 from apportion.cli.output import print_error_stream, writable_folder
 from apportion.compare.processes import time_left
 from apportion.errors import InvalidArgument
-from apportion.report.result import RunResult
+from apportion.reporting.result import RunResult
 from reproduction.folders import RESULTS, ResultsFolder, short
 from reproduction.study import StudyResults, open_study, run_study
 from reproduction.study import recheck as run_again

@@ -25,16 +25,16 @@ MAY_IMPORT = {
     "strategies": FOUNDATION,
     "sampling": FOUNDATION | {"strategies"},
     "planning": FOUNDATION | {"accounting", "strategies", "sampling", "plan_drawing"},
-    "plan_drawing": {"report", "planning"},
+    "plan_drawing": {"reporting", "planning"},
     "curator": FOUNDATION,
     "models": FOUNDATION | {"curator", "strategies"},
-    "training": CORE | {"report"},
+    "training": CORE | {"reporting"},
     "audit": CORE,
     "data": FOUNDATION,
-    "report": CORE,
-    "compare": CORE | {"data", "report", ""},
+    "reporting": CORE,
+    "compare": CORE | {"data", "reporting", ""},
     "search": CORE | {"data", "compare", ""},
-    "cli": CORE | {"audit", "data", "report", "compare", "search", ""},
+    "cli": CORE | {"audit", "data", "reporting", "compare", "search", ""},
 }
 WITHOUT_TORCH = FOUNDATION | {"accounting", "strategies", "sampling", "planning"}
 
@@ -111,5 +111,5 @@ def test_every_public_name_exists():
 
 def test_the_report_needs_no_torch():
     """It reads files; torch would make it seconds slower."""
-    code = "import sys, apportion.report.page, apportion.report.planning; sys.exit('torch' in sys.modules)"
+    code = "import sys, apportion.reporting.page, apportion.reporting.plan_page; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

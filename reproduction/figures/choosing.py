@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from apportion.report.judging import CLOSE
+from apportion.reporting.judging import CLOSE
 from reproduction.figures.kept_results import Cell, Results
 from reproduction.figures.tables import escape_markdown, format_accuracy, markdown_table
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from apportion.report import palette
+from apportion.reporting import palette
 
 INK, QUIET, GRID, CARD = palette.INK, palette.MUTED, palette.GRID, palette.PAGE
 COLOURS = tuple(light for light, _ in palette.COLOURS[1:])

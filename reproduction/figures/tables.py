@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from scipy.stats import kendalltau
 
-from apportion.report.judging import exceeds_claim
+from apportion.reporting.judging import exceeds_claim
 from reproduction.figures.kept_results import Cell, NotRun, StudyFile
 
 HEADINGS = ("method", "ours, %", "printed, %", "difference", "true ε", "claimed ε", "seconds")

@@ -11,8 +11,8 @@ from pathlib import Path
 from apportion.compare.comparison import run_recipe
 from apportion.compare.processes import one_thread
 from apportion.compare.resolve import resolve
-from apportion.report.planning import plan_by_limit_theorem, plan_facts, plan_recipe
-from apportion.report.result import HistoryEntry, RunResult
+from apportion.reporting.plan_page import plan_by_limit_theorem, plan_facts, plan_recipe
+from apportion.reporting.result import HistoryEntry, RunResult
 from apportion.training.versions import package_versions, source_commit
 from reproduction.study.gradient_norms import median_norms
 from reproduction.study.paper_experiment import Cell

@@ -13,7 +13,7 @@ from apportion import validate
 from apportion.compare.processes import explain_broken_pool, process_pool
 from apportion.compare.resolve import resolve
 from apportion.errors import ApportionError, DataNotFound, InvalidArgument
-from apportion.report.result import RunResult
+from apportion.reporting.result import RunResult
 from reproduction.study.paper_experiment import Cell
 from reproduction.study.run_cell import run_cell
 from reproduction.study.study_results import StudyResults

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from apportion.errors import InvalidArgument
-from apportion.report.judging import compare_accuracy
-from apportion.report.result import RunResult
-from apportion.report.series import Series, group_runs
+from apportion.reporting.judging import compare_accuracy
+from apportion.reporting.result import RunResult
+from apportion.reporting.series import Series, group_runs
 from apportion.training.checkpoint import replace_file
 from reproduction.study.paper_experiment import Cell
 from reproduction.study.study import Study

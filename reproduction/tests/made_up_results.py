@@ -4,7 +4,7 @@ import json
 import math
 import random
 
-from apportion.report import RunResult
+from apportion.reporting import RunResult
 from apportion.strategies.descriptions import describe
 from reproduction.study import StudyResults, open_study
 

@@ -8,7 +8,7 @@ import torch
 
 import apportion as ap
 from apportion.compare.resolve import resolve
-from apportion.report import RunResult
+from apportion.reporting import RunResult
 from reproduction.folders import RESULTS
 from reproduction.study import StudyResults, open_study, read_study, recheck, run_study, study_names
 from reproduction.study.gradient_norms import median_norms

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from apportion.models.fix import fix
     from apportion.models.temper import TemperedSigmoid, temper
     from apportion.planning import Plan, plan
+    from apportion.reporting.write import report
     from apportion.request import ClippedSum, Event, Frame, NormSum, Released, Request, UnclippedCount
     from apportion.strategies import clip, noise, recipes, update
     from apportion.strategies.citations import cite
@@ -120,6 +121,7 @@ __getattr__, __dir__ = lazy_names(
         "models.fix": ("fix",),
         "models.temper": ("TemperedSigmoid", "temper"),
         "planning": ("Plan", "plan"),
+        "reporting.write": ("report",),
         "request": ("ClippedSum", "Event", "Frame", "NormSum", "Released", "Request", "UnclippedCount"),
         "strategies.citations": ("cite",),
         "strategies.clip": (".",),

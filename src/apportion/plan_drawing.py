@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from apportion.report.palette import COLOURS
+from apportion.reporting.palette import COLOURS
 
 if TYPE_CHECKING:
     from apportion.planning import Plan

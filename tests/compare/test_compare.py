@@ -6,7 +6,7 @@ import pytest
 from apportion import InvalidArgument
 from apportion.compare.comparison import collect_results, compare
 from apportion.compare.experiment import experiment, find_file, read_file
-from apportion.report import Results, RunResult
+from apportion.reporting import Results, RunResult
 
 TINY = {
     "data": "digits",

@@ -9,7 +9,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from apportion.report import RunResult, write_report
+from apportion.reporting import RunResult, write_report
 
 STEPS, EVERY = 200, 20
 RECIPES: dict[str, Any] = {

@@ -2,7 +2,7 @@ import pytest
 from plotly import graph_objects
 
 from apportion.errors import InvalidArgument
-from apportion.report.drawing import write_page
+from apportion.reporting.drawing import write_page
 
 
 def test_a_page_holds_all_that_it_needs(tmp_path):

@@ -14,7 +14,7 @@ from report_samples import RECIPES, comparison, make_results, make_run, page_of,
 
 from apportion.cli.report_command import report
 from apportion.errors import InvalidArgument
-from apportion.report import read_results, write_report
+from apportion.reporting import read_results, write_report
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from headless import CHROMIUM, Browser, Page
 from report_samples import RECIPES, comparison, paper_table
 
-from apportion.report import write_report
+from apportion.reporting import write_report
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine to open the page with")
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from report_samples import EVERY, RECIPES, STEPS, comparison, make_run, paper_table, typed
 
-from apportion.report import curves, panels
-from apportion.report.drawing import fit_percent_axis
-from apportion.report.palette import COLOURS
-from apportion.report.series import assign_colours, group_series
+from apportion.reporting import curves, panels
+from apportion.reporting.drawing import fit_percent_axis
+from apportion.reporting.palette import COLOURS
+from apportion.reporting.series import assign_colours, group_series
 
 DRAWN = ("accuracy_by_steps", "accuracy_by_epsilon", "epsilon_by_steps", "clip_by_steps", "noise_by_steps")
 

@@ -10,10 +10,10 @@ import pytest
 from report_samples import EXPERIMENTS, comparison, make_run, page_of, paper_table, typed
 
 from apportion.errors import InvalidArgument
-from apportion.report import Results
-from apportion.report.judging import CLOSE, compare_accuracy
-from apportion.report.results_table import make_overview, make_rows, summarise, write_notes
-from apportion.report.series import Experiment, group_experiments
+from apportion.reporting import Results
+from apportion.reporting.judging import CLOSE, compare_accuracy
+from apportion.reporting.results_table import make_overview, make_rows, summarise, write_notes
+from apportion.reporting.series import Experiment, group_experiments
 
 NAMES = [label for label, *_ in EXPERIMENTS]
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from report_samples import comparison, make_run, page_of, typed
 
-from apportion.report import RunResult, formatting
-from apportion.report.curves import find_costs
-from apportion.report.series import group_series
-from apportion.report.statements import bound_guesses, bound_true_positives, describe_attacker
+from apportion.reporting import RunResult, formatting
+from apportion.reporting.curves import find_costs
+from apportion.reporting.series import group_series
+from apportion.reporting.statements import bound_guesses, bound_true_positives, describe_attacker
 
 
 def randomised_response(epsilon: float, delta: float) -> tuple[np.ndarray, np.ndarray]:

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 
 import apportion as ap
 from apportion.errors import InvalidArgument, MissingExtra
-from apportion.report import HistoryEntry, Results, RunResult, read_results, report
-from apportion.report.write import write_report
+from apportion.reporting import HistoryEntry, Results, RunResult, read_results, report
+from apportion.reporting.write import write_report
 
 KEPT = Path(__file__).parents[2] / "reproduction" / "results"
 RESULTS = sorted(file for file in KEPT.glob("*.json") if json.loads(file.read_text(encoding="utf-8")).get("runs"))
@@ -51,7 +51,7 @@ class TestRuns:
         assert "Time</th>" not in page  # a run does not know how long it took
 
     def test_the_function_is_not_hidden_by_its_package(self):
-        code = "import apportion.report.page, apportion as ap; from apportion.report import report; assert ap.report is report"
+        code = "import apportion.reporting.page, apportion as ap; from apportion.reporting import report; assert ap.report is report"
         subprocess.run([sys.executable, "-c", code], check=True)
 
     def test_several_runs_stand_side_by_side_under_the_names_that_they_are_given(self, run, tmp_path):
@@ -78,7 +78,9 @@ class TestRuns:
 
     def test_a_saved_run_is_reported_without_torch(self, run, tmp_path):
         places = str(run.save(tmp_path / "kept")), str(tmp_path / "page.html")
-        code = f"import sys; from apportion.report import report; report(*{places}); sys.exit('torch' in sys.modules)"
+        code = (
+            f"import sys; from apportion.reporting import report; report(*{places}); sys.exit('torch' in sys.modules)"
+        )
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
         assert (tmp_path / "page.html").exists()
 
@@ -118,8 +120,8 @@ class TestRefusals:
             "import sys; sys.modules['plotly'] = None; sys.modules['plotly.graph_objects'] = None\n"
             "import importlib.util as util; found = util.find_spec\n"
             "util.find_spec = lambda name: None if name == 'plotly' else found(name)\n"
-            "import apportion.report.planning, apportion.report.result\n"
-            "import apportion.report.drawing"
+            "import apportion.reporting.plan_page, apportion.reporting.result\n"
+            "import apportion.reporting.drawing"
         )
         ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert ended.stderr.splitlines()[-1].endswith('pip install "apportion[report]"')

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from apportion.accounting.comparisons import compare_plans
-from apportion.report.drawing import draw_line, make_page_figure, write_page
-from apportion.report.palette import FAILED
+from apportion.reporting.drawing import draw_line, make_page_figure, write_page
+from apportion.reporting.palette import FAILED
 
 PLANNED = tuple(float(epsilon) for epsilon in np.round(np.geomspace(0.1, 4.0, 20), 4))
 _SCALE = 1.6  # the highest ε shown at first, in multiples of the largest plan; looser accountants lie above, zoom out to see them

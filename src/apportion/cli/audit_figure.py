@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from apportion.audit.verdict import AuditResult
-from apportion.report.drawing import make_page_figure, write_page
-from apportion.report.palette import FAILED, INK, PASSED, choose_colour
+from apportion.reporting.drawing import make_page_figure, write_page
+from apportion.reporting.palette import FAILED, INK, PASSED, choose_colour
 
 _SHOWN = 8.0  # how far from the median scores are drawn, in multiples of their middle half
 

@@ -22,7 +22,7 @@ from apportion.extras import EXTRAS, require_extra
 
 if TYPE_CHECKING:
     from apportion.compare.experiment import Experiment
-    from apportion.report.result import Results
+    from apportion.reporting.result import Results
 
 SHORT_LIST = ("non-private", "abadi", "default")
 """What is compared if nobody says."""
@@ -139,7 +139,7 @@ def _run(plan: Experiment, folder: Path, data_dir: Path | None, *, skip_unfit: b
     """Run the comparison and return its results. results.json is replaced after each run, so that an interruption keeps what is done."""
     from apportion.compare.comparison import collect_results
     from apportion.compare.comparison import compare as run_comparison
-    from apportion.report.result import NotRun, RunResult
+    from apportion.reporting.result import NotRun, RunResult
     from apportion.strategies.recipes import READY, RECIPES, named
     from apportion.training.folders import missing_folders, remove_empty
 

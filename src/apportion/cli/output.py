@@ -13,7 +13,7 @@ from rich.table import Table
 from apportion.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from apportion.report.result import Results, RunResult
+    from apportion.reporting.result import Results, RunResult
 
 _people = Console(stderr=True, highlight=False)
 TAKEN, RESERVED = "of the steps taken", "reserved, with spare steps"
@@ -57,8 +57,8 @@ def write_results(results: Results, folder: Path) -> None:
 
 def show_results(results: Results, folder: Path, *, as_json: bool) -> None:
     """Write results.json and report.html into `folder`, print the table, say where to look and what to try next."""
-    from apportion.report import write_report
-    from apportion.report.series import group_series
+    from apportion.reporting import write_report
+    from apportion.reporting.series import group_series
 
     write_results(results, folder)
     write_report(results, folder / "report.html")

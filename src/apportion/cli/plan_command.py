@@ -46,7 +46,7 @@ def plan(
     from apportion.cli.compare_command import choose_recipes
     from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
     from apportion.compare.experiment import experiment
-    from apportion.report.planning import CALIBRATIONS, draw_plans, plan_facts, plan_recipe
+    from apportion.reporting.plan_page import CALIBRATIONS, draw_plans, plan_facts, plan_recipe
 
     validate.known("calibrate", calibrate, CALIBRATIONS)
     values = options.given(

@@ -167,7 +167,7 @@ def _line(name: str, series: list[float], unit: str) -> str:
 def _draw(recipe: Recipe, course: dict[str, Any], out: Path) -> None:
     """Noise and threshold over the steps, on a page that needs no network."""
     from apportion.errors import InvalidArgument
-    from apportion.report.drawing import draw_line, make_page_figure, write_page
+    from apportion.reporting.drawing import draw_line, make_page_figure, write_page
 
     drawn = {"noise multiplier ÷ the first one": course["noise"], "clip threshold": course["clip"]}
     series = {title: values for title, values in drawn.items() if values is not None}

@@ -27,7 +27,7 @@ def report(
 
     Example: apportion report runs/abadi-digits runs/default-digits --out both.html
     """
-    from apportion.report import report as write
+    from apportion.reporting import report as write
 
     first = results[0]
     if len(results) > 1:

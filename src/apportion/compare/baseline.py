@@ -12,7 +12,7 @@ from apportion.budget import Public
 from apportion.curator.curator import LossFunction
 from apportion.curator.records import as_records
 from apportion.curator.tree import call_model
-from apportion.report.result import HistoryEntry
+from apportion.reporting.result import HistoryEntry
 from apportion.sampling import Sampling
 from apportion.training.evaluation import accuracy
 from apportion.training.history import is_report_step

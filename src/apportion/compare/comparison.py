@@ -21,9 +21,9 @@ from apportion.errors import InvalidArgument
 from apportion.execution import Execution
 from apportion.models.temper import temper
 from apportion.planning import Plan, plan_steps
-from apportion.report.result import NotRun, Results, RunResult
-from apportion.report.series import group_series
-from apportion.report.write import describe_run
+from apportion.reporting.result import NotRun, Results, RunResult
+from apportion.reporting.series import group_series
+from apportion.reporting.write import describe_run
 from apportion.sampling import Sampling
 from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context

@@ -90,7 +90,7 @@ class Run:
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write one HTML page about the run, which opens anywhere; `apportion.report([one, other], path)` compares several."""
-        from apportion.report import report
+        from apportion.reporting import report
 
         return report(self, path, title=title)
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from apportion.report.formatting import DASH, format_count, format_epochs, format_epsilon, format_percent
-from apportion.report.result import HistoryEntry, RunResult
-from apportion.report.series import Series, mean
+from apportion.reporting.formatting import DASH, format_count, format_epochs, format_epsilon, format_percent
+from apportion.reporting.result import HistoryEntry, RunResult
+from apportion.reporting.series import Series, mean
 
 Value = Callable[[HistoryEntry], float | None]
 

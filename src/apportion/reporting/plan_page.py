@@ -61,7 +61,7 @@ def plan_by_limit_theorem(recipe: Recipe, budget: Budget, sampling: Sampling) ->
 
 def draw_plans(plans: Sequence[dict[str, Any]], out: Path) -> Path:
     """Clip, noise and budget of all plans over the steps, on one page that needs no network."""
-    from apportion.report.drawing import draw_line, make_page_figure, stripe_coinciding, write_page
+    from apportion.reporting.drawing import draw_line, make_page_figure, stripe_coinciding, write_page
 
     first = plans[0]
     facts = f"ε = {first['target_epsilon']:g}, δ = {first['delta']:g}, q = {first['sample_rate']:.4g}, {first['steps']:,} steps"

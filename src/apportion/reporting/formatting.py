@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
-from apportion.report.result import as_number
+from apportion.reporting.result import as_number
 
 DASH = "–"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from apportion.report.formatting import (
+from apportion.reporting.formatting import (
     format_count,
     format_delta,
     format_epsilon,
@@ -16,8 +16,8 @@ from apportion.report.formatting import (
     join_names,
     list_facts,
 )
-from apportion.report.result import Results, RunResult
-from apportion.report.series import Experiment, Series
+from apportion.reporting.result import Results, RunResult
+from apportion.reporting.series import Experiment, Series
 
 Facts = Mapping[str, Any]
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from apportion.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from apportion.report.result import HistoryEntry, NotRun, Results, RunResult, read_results
-    from apportion.report.write import report, write_report
+    from apportion.reporting.result import HistoryEntry, NotRun, Results, RunResult, read_results
+    from apportion.reporting.write import report, write_report
 
 __all__ = ["HistoryEntry", "NotRun", "Results", "RunResult", "read_results", "report", "write_report"]
 

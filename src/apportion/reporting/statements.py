@@ -22,9 +22,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from apportion.report.formatting import format_delta, format_epsilon, format_value, list_facts
-from apportion.report.result import RunResult
-from apportion.report.series import Series
+from apportion.reporting.formatting import format_delta, format_epsilon, format_value, list_facts
+from apportion.reporting.result import RunResult
+from apportion.reporting.series import Series
 
 BADGES = {"none": "no privacy", "seeded": "seeded: reproducible, not private"}
 FALSE_POSITIVE_RATES = (0.01, 0.001)

@@ -15,9 +15,9 @@ from typing import Any
 
 from apportion.errors import InvalidArgument
 from apportion.extras import require_extra
-from apportion.report.curves import Point, thin
-from apportion.report.palette import COLOURS, FONT, GRID, INK, MUTED, PAGE, RAMP, choose_colour, make_tint
-from apportion.report.series import Series
+from apportion.reporting.curves import Point, thin
+from apportion.reporting.palette import COLOURS, FONT, GRID, INK, MUTED, PAGE, RAMP, choose_colour, make_tint
+from apportion.reporting.series import Series
 
 try:
     import plotly.graph_objects as go

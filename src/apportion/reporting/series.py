@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apportion.report.judging import exceeds_claim
-from apportion.report.result import RunResult
+from apportion.reporting.judging import exceeds_claim
+from apportion.reporting.result import RunResult
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apportion.report.curves import Point, count_groups, make_clip_curve, make_curve, mean_clip
-from apportion.report.drawing import (
+from apportion.reporting.curves import Point, count_groups, make_clip_curve, make_curve, mean_clip
+from apportion.reporting.drawing import (
     draw_group,
     draw_level,
     draw_series,
@@ -22,9 +22,9 @@ from apportion.report.drawing import (
     make_figure,
     stripe_coinciding,
 )
-from apportion.report.formatting import format_percent
-from apportion.report.result import HistoryEntry
-from apportion.report.series import Experiment, Series, rank_accuracy
+from apportion.reporting.formatting import format_percent
+from apportion.reporting.result import HistoryEntry
+from apportion.reporting.series import Experiment, Series, rank_accuracy
 
 Colours = Mapping[str, int]
 MOST_NAMED = 4

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from apportion.errors import InvalidArgument
 from apportion.extras import require_extra
-from apportion.report.result import FILE, Results, RunResult, read_json, read_results
+from apportion.reporting.result import FILE, Results, RunResult, read_json, read_results
 
 _PUBLIC = ("privacy.json", "configuration.json", "history.json")
 _STATED = (
@@ -65,7 +65,7 @@ def report(
 def write_report(results: Results | Mapping[str, Any], path: Path | str, *, title: str | None = None) -> Path:
     """Write the report of `results`, or of what a file of results holds, to `path` (in a folder: to report.html); return its path."""
     require_extra("report", "jinja2", "plotly")
-    from apportion.report.page import render
+    from apportion.reporting.page import render
 
     target = Path(path)
     if target.is_dir():

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from apportion.report.formatting import (
+from apportion.reporting.formatting import (
     DASH,
     format_count,
     format_delta,
@@ -16,10 +16,10 @@ from apportion.report.formatting import (
     format_seconds,
     join_names,
 )
-from apportion.report.judging import CLOSE, compare_accuracy
-from apportion.report.result import Results
-from apportion.report.series import Experiment, Series, rank_accuracy
-from apportion.report.statements import BADGES
+from apportion.reporting.judging import CLOSE, compare_accuracy
+from apportion.reporting.result import Results
+from apportion.reporting.series import Experiment, Series, rank_accuracy
+from apportion.reporting.statements import BADGES
 
 # In sentences
 

@@ -13,13 +13,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from apportion.report import palette
-from apportion.report.configuration import list_common, list_provenance, list_settings
-from apportion.report.curves import find_costs
-from apportion.report.drawing import STRIPE
-from apportion.report.panels import draw_panels
-from apportion.report.result import Results
-from apportion.report.results_table import (
+from apportion.reporting import palette
+from apportion.reporting.configuration import list_common, list_provenance, list_settings
+from apportion.reporting.curves import find_costs
+from apportion.reporting.drawing import STRIPE
+from apportion.reporting.panels import draw_panels
+from apportion.reporting.result import Results
+from apportion.reporting.results_table import (
     choose_columns,
     is_seeded,
     list_not_run,
@@ -29,8 +29,8 @@ from apportion.report.results_table import (
     summarise_experiment,
     write_notes,
 )
-from apportion.report.series import Experiment, assign_colours, group_experiments
-from apportion.report.statements import collect_statements, describe_attacker
+from apportion.reporting.series import Experiment, assign_colours, group_experiments
+from apportion.reporting.statements import collect_statements, describe_attacker
 
 DEFAULT_TITLE = "Apportion report"
 
@@ -38,7 +38,7 @@ DEFAULT_TITLE = "Apportion report"
 def render(results: Results, title: str | None = None) -> str:
     """The HTML of the page."""
     environment = Environment(
-        loader=PackageLoader("apportion.report", "template"),
+        loader=PackageLoader("apportion.reporting", "template"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
