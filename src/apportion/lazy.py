@@ -14,8 +14,8 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The functions `__getattr__` and `__dir__` of `package`.
 
-    A name may be that of a module too, as `audit.replay` is: Python stores a module in its package when it is imported, and here the exported
-    name wins.
+    A name may be that of a module too, as `audit.replay` is: Python stores a module in its package when it is imported, and here the
+    exported name wins.
 
     Args:
         package: its `__name__`.

@@ -86,24 +86,7 @@ def compare(
             "a file or single recipes were named as well",
             "Pass --data, or leave --all-recipes out",
         )
-    said = options.given(
-        data=data,
-        model=model,
-        activation=activation,
-        epsilon=epsilon,
-        delta=delta,
-        unit=unit,
-        population=population,
-        sample_rate=sample_rate,
-        steps=steps,
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        optimizer=optimizer,
-        momentum=momentum,
-        micro_batch=micro_batch,
-        seeds=seed or None,
-    )
+    said = options.given_settings(locals()) | ({"seeds": seed} if seed else {})
     from_file = _read(file)
     values = {"data": "digits"} | _override(from_file, said)
     values["recipe"] = choose_recipes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,6 +59,12 @@ MicroBatch = Annotated[
     int | None, typer.Option(help="Records held in memory at a time; changes no result.", show_default=False)
 ]
 DataDir = Annotated[Path | None, typer.Option(help="A place to look for data before all others.", show_default=False)]
+Spare = Annotated[
+    int | None,
+    typer.Option(
+        help="Steps that can be taken again after a crash; they are paid for.", show_default="a hundredth of the run"
+    ),
+]
 LedgerFile = Annotated[
     Path | None,
     typer.Option("--ledger", help="The shared ledger of the data set (`apportion ledger limit`).", show_default=False),
@@ -65,6 +72,12 @@ LedgerFile = Annotated[
 Json = Annotated[
     bool, typer.Option("--json", help="Print JSON on the last line of standard output, all else elsewhere.")
 ]
+
+
+BUDGET = ("epsilon", "delta", "unit")
+SAMPLING = ("population", "sample_rate", "batch_size", "steps", "epochs")
+SETTINGS = ("data", "model", "activation", *BUDGET, *SAMPLING, "lr", "optimizer", "momentum", "micro_batch")
+"""What an experiment may say, by the names of the options."""
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:
@@ -89,8 +102,13 @@ def _value(text: str) -> Any:
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that were said."""
+    """The options that a person gave."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def given_settings(arguments: Mapping[str, Any], *others: str) -> dict[str, Any]:
+    """The settings of an experiment that a person gave, out of all `arguments` of a command (its `locals()`), and `others` beside them."""
+    return given(**{name: arguments.get(name) for name in (*SETTINGS, *others)})
 
 
 def with_own_strategies(recipe: Recipe, **functions: str | None) -> Recipe:

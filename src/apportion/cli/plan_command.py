@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from apportion.cli import options
+
+if TYPE_CHECKING:
+    from apportion.planning import Plan
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 48
@@ -29,6 +32,11 @@ def plan(
     steps: options.Steps = None,
     epochs: options.Epochs = None,
     batch_size: options.BatchSize = None,
+    spare: Annotated[int, typer.Option(help="Steps that can be taken again after a crash; they are paid for.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the plan for `apportion train --plan` and for review (JSON).", show_default=False),
+    ] = None,
     calibrate: Annotated[
         str, typer.Option(help="pld: the true ε. clt: as Du et al., not an upper bound, to reproduce their cells.")
     ] = "pld",
@@ -41,6 +49,8 @@ def plan(
 
     Example: apportion plan --recipe abadi --recipe du-growing --epsilon 1.2 --delta 1e-6 --unit record --population 60000
     --batch-size 256 --steps 5000
+
+    Example: apportion plan --data digits --epsilon 3 --out plan.json; apportion train --data digits --plan plan.json
     """
     from apportion import validate
     from apportion.cli.compare_command import choose_recipes
@@ -49,22 +59,15 @@ def plan(
     from apportion.reporting.plan_page import CALIBRATIONS, draw_plans, plan_facts, plan_recipe
 
     validate.known("calibrate", calibrate, CALIBRATIONS)
-    values = options.given(
-        data=data or "your data",
-        epsilon=epsilon,
-        delta=delta,
-        unit=unit,
-        population=population,
-        sample_rate=sample_rate,
-        steps=steps,
-        epochs=epochs,
-        batch_size=batch_size,
-    )
+    values = {"data": "your data"} | options.given_settings(locals())
     values["recipe"] = choose_recipes(None, recipe or [options.DEFAULT_RECIPE], options.parse_settings(settings))
     wanted = experiment(with_benchmark_budget(with_training_defaults(values)))
     wanted.check()
     budget = wanted.budget()
-    planned = [plan_recipe(choice.recipe(), budget, wanted.sampling(), calibrate) for choice in wanted.recipe]
+    sampling = wanted.sampling()
+    planned = [plan_recipe(choice.recipe(), budget, sampling, calibrate, spare) for choice in wanted.recipe]
+    if out is not None:
+        _write(planned, out)
     plans = [plan_facts(one, target_epsilon=budget.epsilon, calibration=calibrate) for one in planned]
     if html is not None:
         draw_plans(plans, html)
@@ -75,6 +78,19 @@ def plan(
         _show(one)
     if html is not None:
         typer.echo(f"Drawn in {html}")
+    if out is not None:
+        typer.echo(f"Written to {out}: execute it with `apportion train --plan {out}`")
+
+
+def _write(plans: list[Plan], path: Path) -> None:
+    from apportion.cli.output import writable_folder
+    from apportion.errors import InvalidArgument
+    from apportion.training.checkpoint import replace_file
+
+    if len(plans) > 1:
+        raise InvalidArgument("out", str(path), f"{len(plans)} recipes were planned", "Pass one recipe")
+    writable_folder(path.parent)
+    replace_file(path, plans[0].to_json().encode())
 
 
 def _show(plan: dict[str, Any]) -> None:

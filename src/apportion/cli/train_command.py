@@ -18,9 +18,16 @@ from apportion.cli.output import (
     warn_without_privacy,
     writable_folder,
 )
+from apportion.errors import ApportionError, InvalidArgument
+from apportion.extras import EXTRAS, require_extra
 
 if TYPE_CHECKING:
+    from apportion.compare.experiment import Experiment
     from apportion.compare.run_settings import RunSettings
+    from apportion.planning import Plan
+
+PLANNED = ("recipe", "set", *options.BUDGET, *options.SAMPLING, "spare")
+"""What a plan says."""
 
 
 def train(
@@ -32,6 +39,10 @@ def train(
         typer.Option("--recipe", help="A name from `apportion recipes`.", show_default=options.DEFAULT_RECIPE_SHOWN),
     ] = None,
     settings: options.Settings = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="Execute this plan, written by `apportion plan --out`.", show_default=False),
+    ] = None,
     epsilon: options.Epsilon = None,
     delta: options.Delta = None,
     unit: options.Unit = None,
@@ -64,58 +75,69 @@ def train(
             show_default="fresh",
         ),
     ] = None,
-    spare: Annotated[
-        int | None,
-        typer.Option(
-            help="Lost steps that can be taken again; they are paid for.", show_default="a hundredth of the run"
-        ),
-    ] = None,
+    spare: options.Spare = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(help="Steps between two checkpoints.", show_default="a hundredth of the run")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Train one model privately, and write a run folder with weights, history and a privacy statement.
+    """Train one model privately, and write a run folder with weights, history, plan and a privacy statement.
 
-    ε, δ, the unit and the population must be said: they are decisions about people, and have no default.
+    ε, δ, the unit and the population have no default, because they are decisions about people: pass them, or a plan that holds them.
 
     Example: apportion train --data digits --recipe lin-decay --epsilon 3 --delta 1e-5 --unit record --population 1437
 
+    Example: apportion plan --data digits --epsilon 3 --out plan.json; apportion train --data digits --plan plan.json
+
     After a crash: apportion train --resume runs/lin-decay-digits
     """
+    require_extra("report", *EXTRAS["report"])  # before anything is trained for it
     from apportion.compare.comparison import new_folder
-    from apportion.compare.defaults import published_population, with_training_defaults
-    from apportion.compare.experiment import experiment
     from apportion.compare.run_settings import RunSettings, load_settings
-    from apportion.errors import InvalidArgument
 
+    said = options.given_settings(locals(), "plan", "seed", "ledger", "out", "recovery", "spare", "checkpoint_every")
+    said |= {name: value for name, value in (("recipe", recipes), ("set", settings)) if value}
     if resume is not None:
-        said = options.given(
-            data=data, model=model, activation=activation, set=settings, epsilon=epsilon, delta=delta, unit=unit, population=population,
-            sample_rate=sample_rate, steps=steps, epochs=epochs, batch_size=batch_size, lr=lr, optimizer=optimizer, momentum=momentum,
-            micro_batch=micro_batch, seed=seed, ledger=ledger, out=out, recovery=recovery, spare=spare,
-            checkpoint_every=checkpoint_every, recipe=recipes,
-        )  # fmt: skip
-        if said:
-            name, value = next(iter(said.items()))
+        for name, value in said.items():
             raise InvalidArgument(
                 name, value, "a resumed run keeps the settings it was started with", "Pass --resume alone"
             )
         _run(load_settings(resume), resume, data_dir, as_json=as_json, resume=True)
         return
-    if recipes and len(recipes) > 1:
+    if data is None:
+        raise InvalidArgument(
+            "data", None, "there is nothing to train on", "Pass --data digits, or see `apportion data list`"
+        )
+    experiment, planned = _from_file(plan, said) if plan is not None else _from_options(said, spare)
+    if planned is None:
+        warn_without_privacy(data)
+    request = RunSettings(
+        experiment=experiment,
+        plan=None if planned is None else planned.to_json(),
+        ledger=None if ledger is None else ledger.resolve(),
+        recovery=recovery or "fresh",
+        every=checkpoint_every,
+    )
+    name = experiment.recipe[0].shown
+    folder = out or new_folder(Path("runs"), f"{name}-{data}".replace(":", "-").replace("/", "-"))
+    _run(request, folder, data_dir, as_json=as_json, resume=False)
+
+
+def _from_options(said: dict[str, Any], spare: int | None) -> tuple[Experiment, Plan | None]:
+    """The experiment that the options describe, and its plan; `None` for training without privacy."""
+    from apportion.compare.defaults import published_population
+    from apportion.planning import plan_steps
+    from apportion.training.storage import CHECKPOINTS
+
+    recipes, data = said.get("recipe") or [options.DEFAULT_RECIPE], said["data"]
+    if len(recipes) > 1:
         raise InvalidArgument(
             "recipe",
             ", ".join(recipes),
             "a run has one recipe",
             "Pass one, or compare several with `apportion compare`",
         )
-    recipe = recipes[0] if recipes else options.DEFAULT_RECIPE
-    if data is None:
-        raise InvalidArgument(
-            "data", None, "there is nothing to train on", "Pass --data digits, or see `apportion data list`"
-        )
-    if population is None:
+    if "population" not in said:
         known = published_population(data)
         hint = (
             f"Pass --population {known}, the published size of {data}"
@@ -128,67 +150,78 @@ def train(
             "the number of records must be declared, not counted: counting would reveal a record",
             hint,
         )
-    values = options.given(
-        data=data,
-        model=model,
-        activation=activation,
-        epsilon=epsilon,
-        delta=delta,
-        unit=unit,
-        population=population,
-        sample_rate=sample_rate,
-        steps=steps,
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        optimizer=optimizer,
-        momentum=momentum,
-        micro_batch=micro_batch,
-        seeds=None if seed is None else [seed],
-    )
-    choice: dict[str, Any] = {"name": recipe}
-    for key, value in options.parse_settings(settings).items():
+    choice: dict[str, Any] = {"name": recipes[0]}
+    for key, value in options.parse_settings(said.get("set")).items():
         role, _, parameter = key.partition(".")
         choice.setdefault(role, {})[parameter] = value
-    plan = experiment(with_training_defaults(values | {"recipe": [choice], "title": f"{recipe} on {data}"}))
-    plan.check()
-    if recipe == "non-private":
-        warn_without_privacy(data)
-    request = RunSettings(
-        experiment=plan,
-        ledger=None if ledger is None else ledger.resolve(),
-        mode=recovery or "fresh",
-        spare=spare,
-        every=checkpoint_every,
-    )
-    folder = out or new_folder(Path("runs"), f"{recipe}-{data}".replace(":", "-").replace("/", "-"))
-    _run(request, folder, data_dir, as_json=as_json, resume=False)
+    described = _describe(said, choice)
+    recipe, sampling = described.recipe[0].recipe(), described.sampling()
+    if not recipe.private:
+        return described, None
+    # a hundredth of the run, which is enough for one crash
+    spares = sampling.steps // CHECKPOINTS if spare is None else spare
+    return described, plan_steps(recipe, described.budget(), sampling, spares)
+
+
+def _from_file(path: Path, said: dict[str, Any]) -> tuple[Experiment, Plan]:
+    """The plan of a file, and the experiment that executes it."""
+    from apportion.planning import Plan
+    from apportion.strategies.recipes import RECIPES
+
+    for name in PLANNED:
+        if name in said:
+            raise InvalidArgument(name, said[name], f"{path} says it already", "Leave it out, or make another plan")
+    try:
+        plan = Plan.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise InvalidArgument("plan", str(path), f"it cannot be read: {reason}", "Check the path") from None
+    name = plan.recipe.name
+    choice = {"name": name if name in RECIPES else options.DEFAULT_RECIPE, "label": name}
+    budget, sampling = plan.budget, plan.sampling
+    facts = {"epsilon": budget.epsilon, "delta": budget.delta, "unit": budget.unit.name}
+    sizes = {"population": sampling.population, "sample_rate": sampling.sample_rate, "steps": sampling.steps}
+    return _describe(said | facts | sizes, choice), plan
+
+
+def _describe(said: dict[str, Any], choice: dict[str, Any]) -> Experiment:
+    """What is trained and how, with the defaults of the data where nothing was said."""
+    from apportion.compare.defaults import with_training_defaults
+    from apportion.compare.experiment import experiment
+
+    values = {name: value for name, value in said.items() if name in options.SETTINGS}
+    if "seed" in said:
+        values["seeds"] = [said["seed"]]
+    shown = choice.get("label") or choice["name"]
+    described = experiment(with_training_defaults(values | {"recipe": [choice], "title": f"{shown} on {said['data']}"}))
+    described.check()
+    return described
 
 
 def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: bool, resume: bool) -> None:
     """Train, new or resumed, and show what came of it."""
     from apportion.compare.comparison import collect_results, run_recipe
     from apportion.compare.resolve import resolve
-    from apportion.errors import ApportionError
+    from apportion.planning import Plan
     from apportion.training.folders import tidied
 
-    plan = request.experiment
-    subject = resolve(plan.data, plan.model, data_dir)
-    seed = plan.seeds[0] if plan.seeds else None
+    experiment = request.experiment
+    subject = resolve(experiment.data, experiment.model, data_dir)
+    seed = experiment.seeds[0] if experiment.seeds else None
     with tidied(folder):
         writable_folder(folder)
         if not resume:
             request.save(folder)
         try:
             run = run_recipe(
-                plan,
-                plan.recipe[0],
+                experiment,
+                experiment.recipe[0],
                 subject,
                 seed,
                 folder,
                 progress=True,
+                plan=None if request.plan is None else Plan.from_json(request.plan),
                 storage=request.storage(folder, resume=resume),
-                spare=request.spare_steps,
             )
         except ApportionError:
             if not resume:
@@ -197,7 +230,7 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
         except KeyboardInterrupt:
             print_error_stream(f"interrupted: go on with `apportion train --resume {folder}`")
             raise
-    show_results(collect_results(plan.title, [run]), folder, as_json=as_json)
+    show_results(collect_results(experiment.title, [run]), folder, as_json=as_json)
     if as_json:
         typer.echo(json.dumps(run.to_json(history=False)))
     elif run.epsilon is not None:

@@ -84,25 +84,24 @@ def run_recipe(
     seed: int | None,
     folder: Path | None,
     progress: bool | None = None,
-    storage: Storage | None = None,
-    spare: int = 0,
-    probe: Callable[[nn.Module], float] | None = None,
+    *,
     plan: Plan | None = None,
+    storage: Storage | None = None,
+    probe: Callable[[nn.Module], float] | None = None,
 ) -> RunResult:
     """Train once and describe the run.
 
     Args:
         folder: gets the run folder of a private run.
-        storage: how it is kept there, if not as a new run.
-        spare: steps that can be taken again after a crash.
         plan: what is executed, if not what follows from the experiment.
+        storage: how it is kept in the folder, if not as a new run.
         probe: what else is asked of a private run's model whenever it is evaluated, for data that is public; `median_norm` in the history.
     """
     torch.manual_seed(seed or 0)  # the initial weights are public; noise never comes from this generator
-    setup = _set_up(experiment, choice, subject, seed)
+    setup = _set_up(experiment, choice, subject, seed, choice.recipe() if plan is None else plan.recipe)
     started = time.perf_counter()
     if setup.recipe.private:
-        plan = plan or plan_steps(setup.recipe, experiment.budget(), setup.sampling, spare)
+        plan = plan or plan_steps(setup.recipe, experiment.budget(), setup.sampling)
         scheduler = _scheduler(experiment.followed(choice), setup.sampling)
         result = _train_privately(setup, plan, scheduler, storage or Storage(folder), progress, probe)
         result = replace(result, details={**result.details, "folder": None if folder is None else str(folder)})
@@ -125,9 +124,9 @@ class _Setup:
     result: RunResult
 
 
-def _set_up(experiment: Experiment, choice: RecipeChoice, subject: Subject, seed: int | None) -> _Setup:
+def _set_up(experiment: Experiment, choice: RecipeChoice, subject: Subject, seed: int | None, recipe: Recipe) -> _Setup:
     """The recipe's own settings where it has some, otherwise the experiment's."""
-    recipe, sampling = choice.recipe(), experiment.sampling()
+    sampling = experiment.sampling()
     lr, optimizer = choice.lr or experiment.lr, choice.optimizer or experiment.optimizer
     momentum = experiment.momentum if choice.momentum is None else choice.momentum
     activation = choice.activation or experiment.activation

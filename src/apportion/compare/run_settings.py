@@ -11,31 +11,32 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from apportion.compare.experiment import Experiment
 from apportion.errors import InvalidArgument
 from apportion.training.checkpoint import replace_file
-from apportion.training.storage import CHECKPOINT, CHECKPOINTS, Storage
+from apportion.training.storage import CHECKPOINT, Storage
 
 _FILE = "settings.json"
 
 
 class RunSettings(BaseModel):
-    """One run of `apportion train`."""
+    """One run of `apportion train`.
+
+    Args:
+        experiment: data, model and how it is trained.
+        plan: what is executed, as `Plan.to_json` writes it; `None` for training without privacy.
+        ledger, recovery, every: as of `Storage`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     experiment: Experiment
+    plan: str | None = None
     ledger: Path | None = None
-    mode: str = "fresh"
-    spare: int | None = None
+    recovery: str = "fresh"
     every: int | None = None
 
     def storage(self, folder: Path, *, resume: bool) -> Storage:
         """Where the run is kept."""
-        mode: Any = self.mode
+        mode: Any = self.recovery
         return Storage(folder, self.ledger, mode, self.every, resume)
-
-    @property
-    def spare_steps(self) -> int:
-        """Spare steps of the plan: a hundredth of the run, which is enough for one crash, unless somebody said otherwise."""
-        return self.experiment.sampling().steps // CHECKPOINTS if self.spare is None else self.spare
 
     def save(self, folder: Path) -> None:
         """Write them into a folder that holds no run yet."""
