@@ -21,14 +21,12 @@ KEPT = Path(__file__).parents[2] / "reproduction" / "results"
 RESULTS = sorted(file for file in KEPT.glob("*.json") if json.loads(file.read_text(encoding="utf-8")).get("runs"))
 
 
-def train(**settings):
+def train(recipe="abadi"):
     data = (torch.randn(64, 4), torch.randint(0, 2, (64,)))
     budget = ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.Record())
+    plan = ap.plan(recipe, budget=budget, population=64, sample_rate=0.25, steps=3)
     public = ap.Public((torch.randn(20, 4), torch.randint(0, 2, (20,))))
-    sampling = {"population": 64, "sample_rate": 0.25, "steps": 3}
-    return ap.train(
-        torch.nn.Linear(4, 2), cross_entropy, data, budget=budget, lr=1.0, evaluate=public, **sampling, **settings
-    )
+    return ap.train(torch.nn.Linear(4, 2), cross_entropy, data, plan, lr=1.0, evaluate=public)
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +46,7 @@ class TestRuns:
         assert f"{100 * run.history[-1].test_accuracy:.1f}\u00a0%" in page
         assert "Whatever is computed from the released model" in page
         assert 'id="clip-steps-0"' in page
+        assert "abadi" in page
         assert "Time</th>" not in page  # a run does not know how long it took
 
     def test_the_function_is_not_hidden_by_its_package(self):
@@ -55,7 +54,7 @@ class TestRuns:
         subprocess.run([sys.executable, "-c", code], check=True)
 
     def test_several_runs_stand_side_by_side_under_the_names_that_they_are_given(self, run, tmp_path):
-        other = train(clip=ap.clip.Fixed(threshold=0.5))
+        other = train(ap.Recipe(clip=ap.clip.Fixed(threshold=0.5)))
         page = page_at(ap.report({"usual": run, "narrow": other}, tmp_path / "both.html"))
         assert page.count('class="chip"') == 2
         assert "usual" in page
