@@ -5,7 +5,7 @@ convolve, and δ(ε) = E[(1 − e^{ε−L})₊]. `loss.py` discretises one step 
 different steps with a few dozen, `composition.py` convolves. Both directions (a record removed, a record added) are composed
 separately and the larger ε is reported. The result is an upper bound, up to the stated allowance for rounding.
 
-The events must have been fixed in advance: a plan, or declared tokens spent in any order. See docs/privacy.md.
+The events must have been fixed in advance: a plan, or declared tokens spent in any order. See docs/accounting.md.
 """
 
 from __future__ import annotations
