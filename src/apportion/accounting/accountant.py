@@ -52,7 +52,7 @@ def count_events(events: Iterable[Event]) -> Counter[Event]:
 class PrivacyLossAccountant:
     """The upper bound of ε by privacy loss distributions. Stateless: the same events always have the same price.
 
-    Example:
+    Examples:
         >>> from apportion.accounting.accountant import PrivacyLossAccountant
         >>> from apportion.request import Event
         >>> round(PrivacyLossAccountant().epsilon({Event(0.01, 1.0): 1000}, delta=1e-5), 3)
