@@ -7,7 +7,7 @@ WORKERS ?= 2
 # what is imported when it is imported; compiling all of torch beforehand takes longer than the demo.
 PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo test test-slow audit mutants fuzz lint format dist lowest bench clean help
+.PHONY: demo docs test test-slow audit mutants fuzz lint format dist lowest bench clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -40,6 +40,14 @@ mutants: $(VENV)/installed-dev  ## seed known privacy bugs, one at a time, and s
 fuzz: $(VENV)/installed-dev  ## 10,000 malformed inputs: each is refused in one line, and nothing is charged; then new examples for every property
 	APPORTION_FUZZ=10000 $(BIN)/python -m pytest -q -n $(WORKERS) tests/fuzz
 	APPORTION_FUZZ=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m hypothesis --ignore tests/fuzz
+
+$(VENV)/installed-docs: $(VENV)/installed
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/installed-docs  ## the documentation as a site in site/, with the API from the docstrings; strict and offline
+	$(BIN)/python docs/assemble.py
+	$(BIN)/zensical build --strict
 
 lint: $(VENV)/installed-dev  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -77,4 +85,4 @@ bench: .venv-bench/installed  ## speed against the peers, in .venv-bench (minute
 	.venv-bench/bin/python benchmarks/engine.py --write
 
 clean:  ## remove what the commands above made
-	rm -rf $(VENV) .venv-bench .venv-lowest dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-lowest dist build site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -129,18 +129,18 @@ What does privacy cost in time and memory? Everything below was measured with `m
 
 {workloads}
 
-A step is all that one costs: a Poisson draw by index, clipping to norm 1, noise, the charge to the books, the update. Plain SGD draws the
-same way. Ours tosses its coins and makes its noise with a cryptographic generator; the peers use torch's.
+A step is everything: a Poisson draw by index, clipping to norm 1, noise, the charge to the account, the update. Plain SGD draws its
+batches in the same way. Apportion takes coins and noise from a cryptographic generator; the peers use torch's.
 
 ## Time, in steps of plain SGD
 
-Median over processes [least to most]. Plain SGD is in torch's default layout.
+Median over processes [minimum–maximum]. Plain SGD uses torch's default layout.
 
 {table(summaries, lambda summary, engine: _ranged(summary.ratios.get(engine)))}
 
 ## Time, in steps of the better plain SGD
 
-For images the layout channels_last is often faster, also without privacy. Here the faster of the two is 1.
+For images the layout channels_last is often faster, with and without privacy. Here the faster of the two plain SGDs is 1.
 
 {table(summaries, lambda summary, engine: _ranged(summary.best_ratios.get(engine)))}
 
@@ -150,8 +150,8 @@ For images the layout channels_last is often faster, also without privacy. Here 
 
 ## Targets
 
-Without a word from you the engine takes the layout channels last for images; that is what is compared with the fastest peer. With the
-layout pinned to torch's default the fastest peer takes {pinned} times as long.
+By default the engine uses the layout channels last for images; that is what is compared with the fastest peer. With the layout pinned to
+torch's default, the fastest peer takes {pinned} times as long.
 
 {targets}
 {misses()}
@@ -162,11 +162,11 @@ layout pinned to torch's default the fastest peer takes {pinned} times as long.
 - A turn counts if the scheduler let the process's threads wait for less than 3 % of it. The figure of a process is the median of the
   turns that count, or of the five best if fewer do.
 - Time is divided by the number of records drawn, because Poisson batches differ in size, and stated for the expected batch.
-- Memory is measured in a process of its own for each engine: what two steps add to the process once model, records and engine are built.
-- One process does not fix a ratio: figures move from one to the next. Read the ranges.
-- The peers run as documented, ours was developed on these very workloads. Expect less of it on others.
+- Memory is measured in a separate process for each engine: what two steps add to the process once model, records and engine are built.
+- One process does not determine a ratio: figures vary from process to process. Read the ranges.
+- The peers run as documented, whereas our engine was developed on these very workloads. Expect a smaller advantage on others.
 - Opacus is not run in the layout channels_last: there the gradients of its convolutions are wrong in version 1.6.0, because `unfold2d`
-  takes the last two strides for granted. Book-keeping as in fastDP is not measured: it is not on the package index.
+  relies on the last two strides. Book-keeping as in fastDP is not measured: it is not on the package index.
 {failures}
 """.rstrip()
         + "\n"
@@ -189,7 +189,7 @@ def memory_text() -> str:
     return f"""### Against the size of the batch
 
 B1 again, with `python benchmarks/memory.py`. Materialised: all per-record gradients at once, by `torch.func`. Micro-batched: ours with
-`Execution(micro_batch={memory.MICRO_BATCH})`. One-pass: ours as it comes, with at most about 600 records at one time.
+`Execution(micro_batch={memory.MICRO_BATCH})`. One-pass: ours with its defaults, at most about 600 records at a time.
 
 ![Memory against the size of the batch](images/memory.svg)
 
@@ -197,11 +197,11 @@ B1 again, with `python benchmarks/memory.py`. Materialised: all per-record gradi
 
 ### Predicted
 
-`Execution(memory_limit=...)` takes the physical batch from a [prediction](engine.md). What `python benchmarks/memory.py --check` measured,
-divided by what was predicted, at three physical batches in a logical one of three times the size, and at the middle one in a logical
-batch of twelve times the size, which should not matter. Below 1 the prediction is on the safe side; beyond {memory.TOLERANCE:.0%} it is
-**bold**.
-What remains is the C library: the same run may take a tenth more or less.
+`Execution(memory_limit=...)` chooses the physical batch by a [prediction](data.md#memory). The table shows what
+`python benchmarks/memory.py --check` measured, divided by what was predicted, at three physical batches in a logical one of three times
+the size, and at the middle one in a logical batch of twelve times the size, which should not matter. Below 1
+the prediction is on the safe side; beyond {memory.TOLERANCE:.0%} it is **bold**.
+The rest is due to the C library's allocator: the same run may take a tenth more or less.
 
 {predictions()}"""
 

@@ -34,7 +34,7 @@ class Budget(Checked):
 
     None of the three has a default: how much privacy to give up, and whose, is the decision of the person who trains.
 
-    Example:
+    Examples:
         >>> import apportion as ap
         >>> ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.Record())
         Budget(epsilon=3.0, delta=1e-05, unit=Record())

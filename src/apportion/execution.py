@@ -57,7 +57,7 @@ class Execution(Checked):
             program itself. What fits is found on synthetic records before anything is charged (`memory.py`): the choice depends
             on the model and on the shape of a record, never on a value of one or on how many there are.
 
-    Example:
+    Examples:
         >>> import apportion as ap
         >>> ap.Execution(memory_limit="2GB").memory_limit
         2000000000

@@ -51,7 +51,7 @@ class Plan:
         spare: tokens beyond the T steps, for steps that are taken again after a crash. They have the smallest multiplier of the plan,
             so that each covers any step, and cost like any other.
 
-    Example:
+    Examples:
         >>> import apportion as ap
         >>> budget = ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.Record())
         >>> plan = ap.plan("abadi", budget=budget, population=60_000, batch_size=600, steps=1000)

@@ -241,7 +241,7 @@ class Request(Checked):
             which is private.
         releases: clipped sums, whose parameter groups are disjoint, and statistics of the same batch. All shares add up to 1.
 
-    Example:
+    Examples:
         >>> from apportion.request import ClippedSum, Request, UnclippedCount
         >>> releases = (ClippedSum(2.0, share=0.75, headroom=0.0), UnclippedCount(2.0, share=0.25))
         >>> request = Request(sample_rate=0.01, noise_multiplier=1.0, expected_batch_size=600.0, releases=releases)

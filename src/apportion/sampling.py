@@ -53,7 +53,7 @@ class Sampling(Checked):
     ) -> Sampling:
         """From `batch_size` or `sample_rate`, and `epochs` or `steps`. One epoch is round(1/q) steps.
 
-        Example:
+        Examples:
             >>> from apportion.sampling import Sampling
             >>> Sampling.declare(population=60_000, batch_size=600, epochs=3)
             Sampling(population=60000, sample_rate=0.01, steps=300)

@@ -37,7 +37,7 @@ class Checked:
         prefix: stands before the name of a field in messages. A clip strategy has "clip", so that a message speaks of `clip.threshold`,
             which is also what a person types after `--set`.
 
-    Example:
+    Examples:
         >>> from dataclasses import dataclass
         >>> from apportion.validate import Checked, checked, positive
         >>> @dataclass(frozen=True)

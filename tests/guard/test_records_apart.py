@@ -486,7 +486,7 @@ def test_what_a_loss_remembers_is_forgotten(books):
 
 
 def test_one_record_more_hardly_changes_how_the_others_are_rounded(books):
-    """Not part of the headroom: records that all point the same way lose digits of each other (docs/known-limitations.md)."""
+    """Not part of the headroom: records that all point the same way lose digits of each other (docs/promise.md)."""
     worst = 0.0
     for seed in range(4):
         torch.manual_seed(seed)

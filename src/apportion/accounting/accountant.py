@@ -5,7 +5,7 @@ convolve, and δ(ε) = E[(1 − e^{ε−L})₊]. `loss.py` discretises one step 
 different steps with a few dozen, `composition.py` convolves. Both directions (a record removed, a record added) are composed
 separately and the larger ε is reported. The result is an upper bound, up to the stated allowance for rounding.
 
-The events must have been fixed in advance: a plan, or declared tokens spent in any order. See docs/privacy.md.
+The events must have been fixed in advance: a plan, or declared tokens spent in any order. See docs/accounting.md.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def count_events(events: Iterable[Event]) -> Counter[Event]:
 class PrivacyLossAccountant:
     """The upper bound of ε by privacy loss distributions. Stateless: the same events always have the same price.
 
-    Example:
+    Examples:
         >>> from apportion.accounting.accountant import PrivacyLossAccountant
         >>> from apportion.request import Event
         >>> round(PrivacyLossAccountant().epsilon({Event(0.01, 1.0): 1000}, delta=1e-5), 3)

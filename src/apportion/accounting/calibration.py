@@ -33,7 +33,7 @@ def calibrate(
 
     Raises `InvalidArgument` naming the closest reachable ε if no multiplier between 0.02 and a million will do.
 
-    Example:
+    Examples:
         >>> from apportion.accounting.accountant import PrivacyLossAccountant
         >>> from apportion.accounting.calibration import calibrate
         >>> shape = [1.0] * 1000

@@ -8,7 +8,7 @@ own stream with the derived key BLAKE2b_key(purpose, number). A number is handed
 neither micro-batches nor the number of records can shift the noise.
 
 Noise is a float64 Gaussian (`ziggurat.py`). Attacks on the low bits of floating-point noise are out of scope here;
-docs/known-limitations.md says so.
+docs/promise.md says so.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def report(
         path: of the page; in a folder, report.html.
         title: of the page.
 
-    Example:
+    Examples:
         apportion.report({"constant": one, "decaying": other}, "both.html")
     """
     named: list[tuple[str | None, Source]]

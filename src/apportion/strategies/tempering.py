@@ -21,7 +21,7 @@ class Temper(Checked):
     Source: Papernot et al., Tempered Sigmoid Activations for Deep Learning with Differential Privacy, AAAI 2021.
     Guarantee: none of its own. Bounded activations keep the gradients of single records short, so that less is lost to clipping.
 
-    Example:
+    Examples:
         >>> from math import exp
         >>> from apportion.strategies.tempering import Temper
         >>> bounded = Temper()

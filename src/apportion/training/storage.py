@@ -41,7 +41,7 @@ class Storage(Checked):
         every: steps between two checkpoints; by default a hundredth of the run, rounded up.
         resume: go on with the run in `folder`, which crashed or was stopped. All other arguments as when it was started.
 
-    Example:
+    Examples:
         >>> import apportion as ap
         >>> ap.Storage("runs/first").interval(steps=1500)
         15

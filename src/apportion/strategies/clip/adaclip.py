@@ -45,7 +45,7 @@ class AdaClip(Grouped):
     noise to each record instead of once, as later comparisons do, leaves √B times as much.
     Guarantee: one record moves the sum of the w_i by at most 1, whatever m and b are.
 
-    Example:
+    Examples:
         >>> from apportion.strategies import Context, clip
         >>> adaptive = clip.AdaClip(floor=1e-6, cap=1e-2)
         >>> first = Context(step=1, steps=100, sample_rate=0.1, parameter_shapes={"weight": (4,)})

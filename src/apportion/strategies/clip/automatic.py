@@ -24,7 +24,7 @@ class Automatic(ClipSchedule):
     Source: Bu et al., Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger (AUTO-S).
     Guarantee: the contribution of a record is shorter than C, so one record moves the sum by less than C.
 
-    Example:
+    Examples:
         >>> from apportion.strategies import Context, clip
         >>> [release] = clip.Automatic(threshold=1.0).propose(None, Context(step=1, steps=100, sample_rate=0.1))
         >>> [round(norm * release.threshold / (norm + release.stabiliser), 3) for norm in (0.01, 1.0, 100.0)]

@@ -24,7 +24,7 @@ class Decay(ClipSchedule):
     Source: Lin et al., Decay clipping; a = 0.5 was best on their four data sets.
     Guarantee: one record moves the sum by at most C_t; the price is that of a fixed threshold.
 
-    Example:
+    Examples:
         >>> from apportion.strategies import Context, clip
         >>> falling = clip.Decay(start=1.0, power=0.5)
         >>> [falling.threshold_at(Context(step, steps=90, sample_rate=0.1)) for step in (1, 10, 31, 90)]  # epochs 1, 1, 4, 9

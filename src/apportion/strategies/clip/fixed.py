@@ -19,7 +19,7 @@ class Fixed(ClipSchedule):
     Source: Abadi et al., Deep Learning with Differential Privacy, CCS 2016, algorithm 1.
     Guarantee: one record moves the sum by at most C.
 
-    Example:
+    Examples:
         >>> from apportion.strategies import Context, clip
         >>> shapes = {"conv.weight": (8, 9), "out.weight": (10, 8)}
         >>> first = Context(step=1, steps=100, sample_rate=0.1, parameter_shapes=shapes)

@@ -29,7 +29,7 @@ class NormBased(Adaptive):
     there; those here are ours.
     Guarantee: one record moves a sum of norms by at most c_t, and gradient and norms together have the multiplier z.
 
-    Example:
+    Examples:
         >>> from apportion.request import Released, Request
         >>> from apportion.strategies import Context, clip
         >>> adaptive, first = clip.NormBased(start=1.0, proportion=0.5), Context(step=1, steps=100, sample_rate=0.1)

@@ -37,7 +37,7 @@ class Quantile(Adaptive):
     Limits of Differentially Private Deep Learning with Group-wise Clipping (there, the exponent of 2σ_b has lost its sign in print).
     Guarantee: gradient and counts together have the multiplier z. B is the declared batch size; the realised one is private.
 
-    Example:
+    Examples:
         >>> from apportion.request import Released, Request
         >>> from apportion.strategies import Context, clip
         >>> adaptive = clip.Quantile(start=1.0, quantile=0.5, share=0.01)

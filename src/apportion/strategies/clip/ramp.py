@@ -27,7 +27,7 @@ class LinearDecay(ClipSchedule):
     prints 1 + 1/T, which would not depend on t.
     Guarantee: one record moves the sum by at most C_t; the price is that of a fixed threshold.
 
-    Example:
+    Examples:
         >>> from apportion.strategies import Context, clip
         >>> falling = clip.LinearDecay(start=3.0, ramp_steps=100)
         >>> [falling.threshold_at(Context(step, steps=500, sample_rate=0.1)) for step in (50, 100, 500)]
@@ -59,7 +59,7 @@ class FixedDeviation(ClipSchedule):
     Optimization, where this is the default.
     Guarantee: one record moves the sum by at most C_t. All z_t are known before the run, so exact composition prices them.
 
-    Example:
+    Examples:
         >>> from apportion.strategies import Context, clip
         >>> both = clip.FixedDeviation(start=1.0, ramp_steps=100)
         >>> last = Context(step=100, steps=100, sample_rate=0.1)

@@ -21,7 +21,7 @@ class SensitivityDecay(ClipSchedule):
     Source: Du et al., Dynamic Differential-Privacy Preserving SGD, sensitivity decay.
     Guarantee: one record moves the sum by at most C_t; the price is that of a fixed threshold.
 
-    Example:
+    Examples:
         >>> from apportion.strategies import Context, clip
         >>> falling = clip.SensitivityDecay(start=2.0, ratio=4.0)
         >>> [falling.threshold_at(Context(step, steps=100, sample_rate=0.1)) for step in (50, 100)]

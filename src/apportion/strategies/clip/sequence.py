@@ -32,7 +32,7 @@ class Sequence(ClipSchedule):
     Guarantee: one record moves the sum by at most C_t; the price is that of a fixed threshold. Thresholds that were searched for on
     the private records are not covered: every trial would have to be paid for.
 
-    Example:
+    Examples:
         >>> from apportion.strategies import Context, clip
         >>> found = clip.Sequence(thresholds=(1.0, 0.7))
         >>> [found.threshold_at(Context(step, steps=30, sample_rate=0.1)) for step in (1, 10, 11, 30)]

@@ -17,7 +17,7 @@ class Constant(Schedule):
 
     Source: Abadi et al., Deep Learning with Differential Privacy, CCS 2016.
 
-    Example:
+    Examples:
         >>> from apportion.strategies import Context, noise
         >>> [noise.Constant().relative(Context(step, steps=40, sample_rate=0.1)) for step in (1, 40)]
         [1.0, 1.0]

@@ -20,7 +20,7 @@ class TimeDecay(Decay):
 
     Source: Yu L. et al., Differentially Private Model Publishing for Deep Learning, S&P 2019, time-based decay.
 
-    Example:
+    Examples:
         >>> from apportion.strategies import Context, noise
         >>> falling = noise.TimeDecay(rate=1.0)
         >>> [falling.relative(Context(step, steps=40, sample_rate=0.1)) for step in (1, 11, 31)]  # 0, 1 and 3 epochs are over
@@ -43,7 +43,7 @@ class ExponentialDecay(Decay):
 
     Source: Yu L. et al., Differentially Private Model Publishing for Deep Learning, S&P 2019, exponential decay.
 
-    Example:
+    Examples:
         >>> from apportion.strategies import Context, noise
         >>> falling = noise.ExponentialDecay(rate=0.5)
         >>> [round(falling.relative(Context(step, steps=200, sample_rate=0.1)), 3) for step in (1, 11, 21, 200)]
@@ -69,7 +69,7 @@ class StepDecay(Decay):
 
     Source: Yu L. et al., Differentially Private Model Publishing for Deep Learning, S&P 2019, step decay.
 
-    Example:
+    Examples:
         >>> from apportion.strategies import Context, noise
         >>> falling = noise.StepDecay(factor=0.5, period=10, per="step")
         >>> [falling.relative(Context(step, steps=40, sample_rate=0.1)) for step in (1, 10, 11, 31)]
@@ -94,7 +94,7 @@ class GeometricDecay(Decay):
     Source: Zhang X. et al., Adaptive Privacy Preserving Deep Learning Algorithms for Medical Data, WACV 2021, who price
     decaying noise by tCDP, far above the price here. The law of decay is our reading: with it their bound has a closed form.
 
-    Example:
+    Examples:
         >>> from apportion.strategies import Context, noise
         >>> falling = noise.GeometricDecay(factor=0.25)
         >>> [falling.relative(Context(step, steps=40, sample_rate=0.1)) for step in (1, 2, 3)]
@@ -122,7 +122,7 @@ class PolynomialDecay(Paced):
 
     Source: Yu L. et al., Differentially Private Model Publishing for Deep Learning, S&P 2019, polynomial decay.
 
-    Example:
+    Examples:
         >>> from apportion.strategies import Context, noise
         >>> falling = noise.PolynomialDecay(end=0.2, power=1.0, period=4)
         >>> [round(falling.relative(Context(step, steps=90, sample_rate=0.1)), 3) for step in (1, 21, 41, 90)]
@@ -155,7 +155,7 @@ class LinearDecay(Schedule):
     Source: Zhang X. et al., Adaptive Privacy Preserving Deep Learning Algorithms for Medical Data, WACV 2021, who decay the
     noise; that the multiplier does so linearly, and until the end of the run, is our reading.
 
-    Example:
+    Examples:
         >>> from apportion.strategies import Context, noise
         >>> falling = noise.LinearDecay(end=0.5)
         >>> [falling.relative(Context(step, steps=100, sample_rate=0.1)) for step in (1, 51)]

@@ -20,7 +20,7 @@ class GrowingMu(Schedule):
     Source: Du et al., Dynamic Differential-Privacy Preserving SGD, growing-μ. They calibrate by a central limit theorem, which
     is no upper bound; here the true ε decides.
 
-    Example:
+    Examples:
         >>> from apportion.strategies import Context, noise
         >>> falling = noise.GrowingMu(ratio=4.0)
         >>> [falling.relative(Context(step, steps=100, sample_rate=0.1)) for step in (50, 100)]

@@ -46,7 +46,7 @@ class InfluenceWeighted(Schedule):
     Source: Hong et al., Dynamic Privacy Budget Allocation Improves Data Efficiency of Differentially Private Gradient Descent, FAccT
     2022. Their price of sampling, q²·ρ, is a heuristic; here the true ε decides.
 
-    Example:
+    Examples:
         >>> from apportion.strategies import Context, noise
         >>> weighted = noise.InfluenceWeighted(weights=(1, 16, 81))
         >>> [round(weighted.relative(Context(step, steps=3, sample_rate=0.1)), 3) for step in (1, 2, 3)]

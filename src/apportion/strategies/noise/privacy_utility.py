@@ -44,7 +44,7 @@ class PrivacyUtility(Decay):
 
     Source: Fay et al., Adaptive Hyperparameter Selection for Differentially Private Gradient Descent, TMLR 2023.
 
-    Example:
+    Examples:
         >>> from apportion.strategies import Context, noise
         >>> falling = noise.PrivacyUtility("convex", horizon=10.0)
         >>> [round(falling.relative(Context(step, steps=100, sample_rate=0.1)), 3) for step in (1, 11, 31)]

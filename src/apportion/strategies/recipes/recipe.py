@@ -70,7 +70,7 @@ class Recipe:
         price: the rule by which it is paid for, a key of `PRICES`.
         needs: what a person must bring besides the private records; empty if nothing.
 
-    Example:
+    Examples:
         >>> import apportion as ap
         >>> recipe = ap.Recipe(clip=ap.clip.Decay(start=2.0))
         >>> recipe.noise, recipe.update

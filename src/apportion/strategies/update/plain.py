@@ -36,7 +36,7 @@ class Plain(Checked):
     the bias correction of Adam; the division is ours.
     Guarantee: both are computed from released values alone, so they cost nothing.
 
-    Example:
+    Examples:
         >>> import apportion as ap
         >>> ap.update.Plain(average=0.99)
         Plain(average=0.99, divide_by_clip=False)
