@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from apportion.audit.verdict import AuditResult
 
 QUICK: dict[str, Any] = {"canaries": 4_000, "steps": 8}
-NO_PROOF = "A passed audit is not a proof: it finds faults that this attack can see. The proof is in docs/accounting.md."
+NO_PROOF = (
+    "A passed audit is not a proof: it finds faults that this attack can see. The proof is in docs/accounting.md."
+)
 
 
 def run(

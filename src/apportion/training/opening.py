@@ -20,10 +20,10 @@ from apportion.errors import InvalidArgument
 from apportion.execution import Execution
 from apportion.models.check import check
 from apportion.models.engine_choice import choose_engine
-from apportion.models.memory import with_known_batch
+from apportion.models.memory import resolve_micro_batch
 from apportion.models.probe import probe_loss, probe_model
 from apportion.models.temper import require_tempered
-from apportion.models.vetting import vetted_engine
+from apportion.models.vetting import VettedEngine
 from apportion.planning import require_plan
 from apportion.training.checkpoint import Checkpoints, restored
 from apportion.training.exact import ExactCurator
@@ -36,14 +36,14 @@ from apportion.training.storage import CHECKPOINT, DRAWS, KEY, LEDGER, Storage
 def open_session(setup: Setup) -> Session:
     """Account, curator and state of a run, new or resumed."""
     _require_valid(setup)
-    execution = with_known_batch(
+    execution = resolve_micro_batch(
         setup.execution,
         setup.model,
         setup.choice,
         setup.records.example[0],
         setup.plan.sampling.expected_batch_size,
     )
-    engine = setup.engine or vetted_engine(setup.model, setup.choice, *setup.records.example)
+    engine = setup.engine or VettedEngine(setup.model, setup.choice, *setup.records.example)
     checkpoints = _make_checkpoints(setup)
     earlier = checkpoints.read() if checkpoints is not None and setup.storage.resume else None
     with _opened_books(setup, earlier) as books:

@@ -8,11 +8,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.errors import UnsupportedModel
-from apportion.models import live_gradients
-from apportion.models.live_gradients import require_live_gradients
-from apportion.models.synthetic import prepared
+from apportion.models import gradient_probe
+from apportion.models.gradient_probe import GradientProbe, require_live_gradients
+from apportion.models.synthetic import prepare_model
 
 LOSSES = pytest.mark.parametrize("loss", [None, cross_entropy], ids=["size of outputs", "loss"])
 
@@ -55,7 +56,7 @@ class PartlyUnused(nn.Module):
 
 def required(model, mode, loss=cross_entropy):
     torch.manual_seed(0)
-    require_live_gradients(prepared(model), mode, loss, torch.randn(3, 4), torch.tensor([0, 1, 0]))
+    require_live_gradients(prepare_model(model), mode, loss, (torch.randn(3, 4), torch.tensor([0, 1, 0])))
 
 
 @LOSSES
@@ -74,7 +75,7 @@ def test_the_one_pass_engine_is_exact_for_it(reentrant, loss):
 @LOSSES
 @pytest.mark.parametrize("mode", ["vmap", "loop"])
 def test_weights_that_stay_behind_are_found(monkeypatch, mode, loss):
-    monkeypatch.setattr(live_gradients, "build_engine", Behind)
+    monkeypatch.setattr(gradient_probe, "build_engine", Behind)
     with pytest.raises(UnsupportedModel, match=r"0.weight.*are not those of an ordinary backward pass"):
         required(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), mode, loss)
 
@@ -98,9 +99,44 @@ def test_ordinary_models_pass(model, mode, loss):
 
 def test_the_model_is_left_as_it_was():
     torch.manual_seed(0)
-    model = prepared(nn.Linear(4, 2))
+    model = prepare_model(nn.Linear(4, 2))
     before, state = model.weight.detach().clone(), torch.get_rng_state()
-    require_live_gradients(model, "one-pass", cross_entropy, torch.ones(3, 4), torch.tensor([0, 1, 0]))
+    require_live_gradients(model, "one-pass", cross_entropy, (torch.ones(3, 4), torch.tensor([0, 1, 0])))
     assert torch.equal(model.weight, before)
     assert model.weight.grad is None
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class _Limit(torch.autograd.Function):
+    """Limits the norm of the gradient of the whole micro-batch."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * (10 / gradient.norm()).clamp(max=1)
+
+
+class LimitsGradients(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(_Limit.apply(self.first(x)))
+
+
+def test_the_probe_alone_sees_a_limit_that_only_large_gradients_of_a_micro_batch_feel():
+    torch.manual_seed(0)
+
+    def small_loss(outputs, targets):
+        return 0.01 * (outputs * targets).sum(1).mean()
+
+    probe = GradientProbe(prepare_model(LimitsGradients()), small_loss, torch.zeros(4), torch.zeros(3))
+    assert not probe.agrees(EngineChoice("one-pass"))
+    without_limit = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    assert GradientProbe(prepare_model(without_limit), small_loss, torch.zeros(4), torch.zeros(3)).agrees(
+        EngineChoice("one-pass")
+    )

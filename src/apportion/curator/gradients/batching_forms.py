@@ -1,7 +1,7 @@
-"""Operations that `vmap` computes rightly, but not so that records could be followed through them, in forms that can be followed.
+"""Operations that `vmap` computes correctly, but in a way that records cannot be traced through, in forms that can be traced.
 
-Some batching rules put records into one table that they find again by offsets, others loop over the records inside. The forms here have the
-same results:
+Some batching rules put all records into one table and index it by offsets; others loop over the records internally. The forms here have
+the same results:
 
     embedding       table[index], for every record from its own table
     attention       softmax(q·kᵀ·s + mask)·v
@@ -65,7 +65,7 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Any:
     return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=True))
 
 
-FORMS: dict[Any, Callable[..., Any]] = {
+TRACEABLE_FORMS: dict[Any, Callable[..., Any]] = {
     functional.embedding: _embedding,
     functional.scaled_dot_product_attention: _attention,
     torch._weight_norm: _weight_norm,

@@ -1,0 +1,153 @@
+"""One use of a layer in a forward pass, and what per-record clipping needs of it.
+
+A layer is used on a batch of b records. The backward pass of the *sum* of the records' losses delivers the gradient of the layer's
+output; row i of it belongs to record i alone. Together with the layer's input this determines record i's gradient g_i of the layer's
+parameters, which is rarely written out. Needed are only
+
+    ‖g_i‖²   for every record i,      and then      Σ_i w_i·g_i      for clipping weights w_i that follow from the norms.
+
+Each layer family is one file with one kind of `LayerUse`, which answers both with as little arithmetic as it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from apportion.curator.gradients.rounding import squared_row_norms
+
+MIN_EXACT_PRODUCT = 1e-32
+"""Products below this are dropped. A float32 has all its digits down to 1e-38; the difference is room for later sums."""
+MAX_SAFE_FACTOR = 1e10
+"""Larger factors could magnify the rounding errors of the smallest products until they matter."""
+CHUNK_NUMBERS = 1 << 20
+"""Numbers in one temporary, for each thread: 4 MiB of float32 stay in the caches."""
+
+
+class LayerUse(Protocol):
+    """What every layer family offers. Names are full names of parameters that learn; b is the number of records."""
+
+    names: Mapping[str, str]
+    """The layer's own name of each parameter that learns ("weight", "bias", ...) → its full name in the model."""
+
+    def receive(self, output_gradient: Tensor) -> None:
+        """Called once, in the backward pass, with the gradient of the layer's output."""
+        ...
+
+    def squared_norms(self) -> dict[str, Tensor]:
+        """‖g_i‖² of each parameter, (b,). Never below the truth by more than the declared headroom of clipping covers."""
+        ...
+
+    def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Σ_i w_i·g_i of each parameter, for weights (b,) by full name."""
+        ...
+
+    def rows(self, name: str, records: slice) -> Tensor:
+        """g_i of one parameter written out for some records, (n, *shape): for what is used more than once, or clipped in a frame."""
+        ...
+
+    def zero_records(self, records: Tensor) -> None:
+        """Put zeros in place of these records, a mask (b,): NaN times a weight of zero would still be NaN."""
+        ...
+
+    @property
+    def kernel(self) -> str:
+        """How the norms are computed, for people: "product of norms", "Gram", "materialised", ..."""
+        ...
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """For norms and sums: without autograd, and without `torch.autocast`, which would compute products in bfloat16."""
+    with torch.no_grad(), ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def split_records(records: int, numbers_each: int) -> list[slice]:
+    """Slices of records whose temporaries fit into the caches of the cores; the cores share the records of a slice."""
+    size = torch.get_num_threads() * max(1, CHUNK_NUMBERS // max(1, numbers_each))
+    return [slice(start, min(start + size, records)) for start in range(0, records, size)]
+
+
+def upcast_half(values: Tensor) -> Tensor:
+    """16-bit floats as float32: the rounding of bfloat16, 1/256, is far more than the headroom of clipping."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+
+def cast_weights(weights: Tensor, values: Tensor) -> Tensor:
+    """Clipping weights in the type of `values`. One that would lose digits there is 0: rounded up, it would clip too little."""
+    return torch.where(weights.abs() < torch.finfo(values.dtype).tiny, 0.0, weights).to(values.dtype)
+
+
+def scale_rows(weights: Tensor, values: Tensor, partner: Tensor | None) -> Tensor:
+    """Row i of `values` times w_i.
+
+    Args:
+        partner: what the products are multiplied by next; `None` if they are only summed. Products below `MIN_EXACT_PRODUCT` may
+            have lost digits, and a partner above `MAX_SAFE_FACTOR` could magnify that error: then they become 0. Otherwise the error
+            stays below 10⁻³⁵, which is negligible beside any threshold.
+    """
+    product = values * cast_weights(weights, values).reshape(-1, *[1] * (values.dim() - 1))
+    return (
+        product
+        if partner is None or is_safe_factor(partner)
+        else torch.nn.functional.hardshrink(product, MIN_EXACT_PRODUCT)
+    )
+
+
+def is_safe_factor(values: Tensor) -> bool:
+    """Whether every entry is at most `MAX_SAFE_FACTOR` in magnitude and none is NaN."""
+    return not values.numel() or all(bool(end.abs() <= MAX_SAFE_FACTOR) for end in values.aminmax())
+
+
+def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
+    """Σ_i w_i·rows_i."""
+    total: Tensor = torch.tensordot(cast_weights(weights, rows), rows, dims=1)
+    return total
+
+
+def gradient_or_zeros(value: Tensor) -> Tensor:
+    """What autograd left in `value`; zeros where it was not used."""
+    return torch.zeros_like(value) if value.grad is None else value.grad
+
+
+def zero_rows(records: Tensor, values: Tensor) -> Tensor:
+    """`values` with zeros in the rows of `records`."""
+    return torch.where(records.reshape(-1, *[1] * (values.dim() - 1)), torch.zeros((), dtype=values.dtype), values)
+
+
+class MaterialisedUse:
+    """A use whose rows are computed when the output's gradient arrives, or come from elsewhere.
+
+    Args:
+        compute: from the output's gradient to the rows (b, *shape) by the layer's own names.
+    """
+
+    kernel = "materialised"
+
+    def __init__(self, names: Mapping[str, str], compute: Callable[[Tensor], Mapping[str, Tensor]]):
+        self.names, self._compute = names, compute
+        self._rows: dict[str, Tensor] = {}
+
+    def receive(self, output_gradient: Tensor) -> None:
+        found = self._compute(output_gradient)
+        self._rows = {name: upcast_half(found[own]) for own, name in self.names.items()}
+
+    def squared_norms(self) -> dict[str, Tensor]:
+        return {name: squared_row_norms(rows) for name, rows in self._rows.items()}
+
+    def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: weighted_sum(weights[name], rows) for name, rows in self._rows.items()}
+
+    def rows(self, name: str, records: slice) -> Tensor:
+        return self._rows[name][records]
+
+    def zero_records(self, records: Tensor) -> None:
+        self._rows = {name: zero_rows(records, rows) for name, rows in self._rows.items()}
