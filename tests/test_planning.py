@@ -294,6 +294,19 @@ def test_a_run_charges_the_tokens_of_its_plan(model, records):
     assert run.statement()["validity"] == FixedPlan.validity
 
 
+def test_sums_are_divided_by_the_declared_population(records):
+    """Declared twice as large, the same noisy sum moves the weights half as far, whatever the number of records is."""
+    moves = []
+    for population in (40, 80):
+        recipe = ap.recipes.abadi(multiplier=2.0)
+        plan = ap.plan(recipe, budget=BUDGET, population=population, sample_rate=0.5, steps=1)
+        model = nn.Linear(4, 2)
+        nn.init.zeros_(model.weight)
+        ap.train(model, cross_entropy, records, plan, lr=1.0, seed=7)
+        moves.append(model.weight.detach().clone())
+    torch.testing.assert_close(moves[0], 2 * moves[1])
+
+
 def test_a_saved_run_holds_its_plan(model, records, tmp_path):
     plan = ap.plan("lin-decay", budget=BUDGET, population=40, sample_rate=0.5, steps=4)
     ap.train(model, cross_entropy, records, plan, lr=0.5, storage=ap.Storage(tmp_path / "run"))

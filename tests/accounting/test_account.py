@@ -6,8 +6,10 @@ import pytest
 
 from apportion import Budget, BudgetExhausted, InvalidArgument, Record
 from apportion.accounting.account import Account
+from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.ledger import Ledger
-from apportion.accounting.rules import FixedPlan
+from apportion.accounting.rules import ConcentratedFilter, FixedPlan, GaussianFilter, Multiset, RenyiFilter
+from apportion.accounting.run_filter import GaussianRuns
 from apportion.request import Event
 
 BUDGET = Budget(epsilon=3.0, delta=1e-5, unit=Record())
@@ -99,6 +101,58 @@ def test_a_ledger_serves_one_account(tmp_path):
     spending.charge(TOKEN)
     with pytest.raises(InvalidArgument, match="charges of an earlier run"):
         Account(BUDGET, FixedPlan([TOKEN]), spending.ledger)
+
+
+def test_under_a_rule_with_choices_the_guarantee_is_that_of_the_rule():
+    """The price of the path that was taken is smaller, and no guarantee."""
+    weak, strong = Event(0.1, 4.0), Event(0.1, 2.0)
+    multiset = Account(BUDGET, Multiset({weak: 5, strong: 5}, BUDGET), Ledger.create())
+    multiset.charge(weak)
+    assert multiset.epsilon() == multiset.planned_epsilon() > PrivacyLossAccountant().epsilon({weak: 1}, BUDGET.delta)
+    filtered = Account(BUDGET, RenyiFilter(BUDGET, {14.0: 1.0}), Ledger.create())
+    filtered.charge(weak)
+    assert filtered.epsilon() == BUDGET.epsilon
+    with pytest.raises(InvalidArgument, match="larger ones only"):
+        filtered.epsilon(1e-9)
+
+
+def test_every_rule_is_executed_by_the_account(tmp_path):
+    """Charges are written before they count, under numbers of their own, and what the rule refuses is not written."""
+    strong = Event(1.0, 30.0)
+    rules = [
+        FixedPlan([strong] * 2),
+        Multiset({strong: 2}, BUDGET),
+        RenyiFilter(BUDGET, {14.0: 1.0}),
+        GaussianFilter(BUDGET),
+        ConcentratedFilter(BUDGET),
+    ]
+    for number, rule in enumerate(rules):
+        spending = Account(BUDGET, rule, Ledger.create(tmp_path / f"{number}.sqlite"))
+        spending.charge(strong)
+        spending.charge(Event(1.0, 40.0))
+        assert [token for token, _ in spending.ledger.charges()] == [1, 2]
+        with pytest.raises(BudgetExhausted):
+            spending.charge(Event(1.0, 0.01))
+        assert spending.spent == 2 == len(list(spending.ledger.charges()))
+
+
+def test_a_filter_declares_nothing_that_a_limit_over_runs_could_price(tmp_path):
+    limit = Ledger.create(tmp_path / "data.sqlite", name="patients", rule=GaussianRuns(BUDGET))
+    with pytest.raises(InvalidArgument, match="Rényi filter declares none"):
+        Account(BUDGET, RenyiFilter(BUDGET, {14.0: 1.0}), limit)
+
+
+def test_a_resumed_account_tells_its_rule_what_was_spent():
+    ledger, tokens = Ledger.create(), [TOKEN] * 4
+    first = Account(BUDGET, FixedPlan(tokens, spare=1), ledger, identifier="mine")
+    first.charge(TOKEN)
+    first.position = 0
+    first.charge(TOKEN)  # again, with the spare token
+    again = Account(BUDGET, FixedPlan(tokens, spare=1), ledger, identifier="mine", position=0)
+    assert again.rule.spares_left == 0
+    assert again.next_step == 2
+    again.charge(TOKEN)
+    assert [token for token, _ in ledger.charges()] == [1, 4, 2]
 
 
 def test_accounting_imports_no_torch():
