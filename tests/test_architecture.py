@@ -93,6 +93,12 @@ def test_these_rooms_need_no_torch(path):
     assert not outside_type_checking
 
 
+def test_a_file_is_found_by_its_name():
+    """One name, one file, in the whole package."""
+    names = [path.name for path in FILES if path.name != "__init__.py"]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 def test_importing_the_package_imports_no_torch():
     program = (
         "import sys, apportion; apportion.Budget; apportion.clip.Fixed(1.0); apportion.recipes.abadi();"

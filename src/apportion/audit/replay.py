@@ -28,9 +28,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apportion import validate
-from apportion.audit.comparison import Declared, compare, distances, inspect_noise, inspect_run
 from apportion.audit.neighbours import Neighbour, neighbours, outlier_of
 from apportion.audit.recorder import LONE_STEP, Recorder
+from apportion.audit.replay_comparison import Declared, compare, distances, inspect_noise, inspect_run
 from apportion.audit.replay_report import SHARP, Finding, Measured, ReplayReport
 from apportion.audit.state import differences
 from apportion.audit.subject import Loop, Subject, audited_recipe, without_dropout
