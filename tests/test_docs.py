@@ -14,6 +14,7 @@ import torch
 import typer
 
 import apportion as ap
+from apportion.accounting.run_filter import GaussianRuns
 from apportion.cli.main import app
 
 ROOT = Path(__file__).parents[1]
@@ -105,17 +106,20 @@ RUN = sorted({page for page, text in SITE.items() if BLOCK.search(text) and page
 
 @pytest.mark.parametrize("page", RUN)
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
-    """Block after block, as somebody would paste them. Pages that look at a finished run find one in runs/mine."""
+    """Block after block, as somebody would paste them. Pages find a model and records of one's own, a ledger, and a finished run."""
     monkeypatch.chdir(tmp_path)
-    if "runs/mine" in "".join(BLOCK.findall(SITE[page])):
-        plan = ap.plan(
-            budget=ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.Record()), population=20, sample_rate=0.5, steps=2
-        )
-        records = torch.randn(20, 3), torch.zeros(20, dtype=torch.long)
+    blocks = BLOCK.findall(SITE[page])
+    names = {"__name__": "page", "model": torch.nn.Linear(3, 2), "loss_fn": torch.nn.functional.cross_entropy}
+    names["records"] = torch.randn(20, 3), torch.zeros(20, dtype=torch.long)
+    if "patients.sqlite" in "".join(blocks):
+        limit = ap.Budget(epsilon=3.0, delta=1e-6, unit=ap.Record())
+        ap.Ledger.create(tmp_path / "patients.sqlite", name="patients", rule=GaussianRuns(limit))
+    if "runs/mine" in "".join(blocks):
+        budget = ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.Record())
+        plan = ap.plan(budget=budget, population=20, sample_rate=0.5, steps=2)
         storage = ap.Storage(folder="runs/mine")
-        ap.train(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, records, plan, lr=0.1, storage=storage)
-    names = {"__name__": "page"}
-    for block in BLOCK.findall(SITE[page]):
+        ap.train(torch.nn.Linear(3, 2), names["loss_fn"], names["records"], plan, lr=0.1, storage=storage)
+    for block in blocks:
         exec(compile(block, page, "exec"), names)
 
 
