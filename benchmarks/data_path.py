@@ -116,8 +116,8 @@ def in_memory(name: str, steps: int) -> dict[str, Any]:
     workload, watch = WORKLOADS[name], Stopwatch()
     given = as_records(mnist_like(workload))
     step = stepper(workload, Records(len(given), watch.around(given.batch), given.example))
-    original = curator_module.poisson_draw
-    curator_module.poisson_draw = watch.around(original)
+    original = curator_module.poisson_sample
+    curator_module.poisson_sample = watch.around(original)
     try:
         taken = []
         for _ in range(steps):
@@ -126,7 +126,7 @@ def in_memory(name: str, steps: int) -> dict[str, Any]:
             seconds = time.process_time() - started
             taken.append((watch.seconds / seconds, 1e3 * watch.seconds, 1e3 * seconds))
     finally:
-        curator_module.poisson_draw = original
+        curator_module.poisson_sample = original
     shares, data, whole = zip(*taken, strict=True)
     low, middle, high = statistics.quantiles(shares, n=4)
     figures = {"share": middle, "share_low": low, "share_high": high}

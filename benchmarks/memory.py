@@ -25,8 +25,8 @@ from peers import OURS
 from torch.nn import functional
 from workloads import WORKLOADS
 
-from apportion.models.engine_choice import per_record_mode
-from apportion.models.memory import memory_model
+from apportion.models.engine_choice import choose_engine
+from apportion.models.memory import measure_memory
 
 WORKLOAD, BATCHES, MICRO_BATCH = "b1", (64, 128, 256, 512, 1024, 2048), 64
 WAYS = {
@@ -91,8 +91,8 @@ def check(names: list[str]) -> list[dict]:
     for name in names:
         workload, sizes = WORKLOADS[name], PHYSICAL[name]
         model, record = workload.model(), torch.zeros_like(workload.inputs(1)[0])
-        mode = per_record_mode(model, functional.cross_entropy, record, torch.tensor(0))
-        predicted = memory_model(model, mode, record)
+        mode = choose_engine(model, functional.cross_entropy, record, torch.tensor(0)).mode
+        predicted = measure_memory(model, mode, record)
         engine = OURS[-1] if workload.images else OURS[0]  # what a person gets who pins nothing
         for physical, pieces in (*((size, PIECES) for size in sizes), (sizes[1], MORE_PIECES)):
             scale = physical * pieces / workload.batch

@@ -14,10 +14,10 @@ Mode = Literal["one-pass", "one-pass, channels last", "one-pass, copying inputs"
 """The engines. one-pass: all records together (`one_pass.py`); for images with channels last in memory, which is often faster; if need
 be with copies of what later layers overwrite.
 vmap, loop: the reference, every record with weights of its own (`reference.py`): slower, for any module."""
-LARGEST = 1280
+MAX_MICRO_BATCH = 1280
 """Records in a micro-batch, however many are asked for. Their float32 sum rounds what one of them adds, and one record more changes how the
 others are rounded, by amounts that grow with their number: up to 0.00024·C was seen at 1280. Micro-batches are added in float64."""
-USUAL = 512
+DEFAULT_MICRO_BATCH = 512
 """About so many records are in a micro-batch if nobody says: fewer cost time for each of them, more stay in no cache."""
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -79,7 +79,7 @@ class Execution(Checked):
             raise InvalidArgument("memory_limit", self.memory_limit, reason, "Leave one of them out")
 
     def physical_batch(self, expected_batch_size: float) -> int:
-        """The most records that are held at one time, at most `LARGEST`. It follows from declared numbers, never from what was drawn.
+        """The most records held at one time, at most `MAX_MICRO_BATCH`. It follows from declared numbers, never from what was drawn.
 
         Args:
             expected_batch_size: B. It is cut into k = ⌈B/512⌉ parts; chance draws more than B/k + 4·√(B/k) for a part only rarely.
@@ -87,12 +87,12 @@ class Execution(Checked):
         if self.memory_limit is not None:
             raise WrongOrder("no model was tried yet, so what fits into memory_limit is not known: pass micro_batch")
         if self.micro_batch == "auto":
-            part = expected_batch_size / math.ceil(expected_batch_size / USUAL)
-            return min(math.ceil(part + 4 * math.sqrt(part)), LARGEST)
-        return min(self.micro_batch, LARGEST)
+            part = expected_batch_size / math.ceil(expected_batch_size / DEFAULT_MICRO_BATCH)
+            return min(math.ceil(part + 4 * math.sqrt(part)), MAX_MICRO_BATCH)
+        return min(self.micro_batch, MAX_MICRO_BATCH)
 
 
-def as_text(amount: float) -> str:
+def format_bytes(amount: float) -> str:
     """1234567 → "1.2 MB"."""
     for unit in ("B", "kB", "MB"):
         if amount < 999.5:

@@ -153,8 +153,10 @@ def test_what_fills_no_role_is_told_all_that_it_could_be(nothing):
 def test_a_run_that_is_not_charged_or_noised_is_found(monkeypatch):
     from apportion.curator import mechanisms
 
-    real = mechanisms.gaussian
-    monkeypatch.setattr(mechanisms, "gaussian", lambda total, deviation, *rest: real(total, 0.5 * deviation, *rest))
+    real = mechanisms.add_gaussian_noise
+    monkeypatch.setattr(
+        mechanisms, "add_gaussian_noise", lambda total, deviation, *rest: real(total, 0.5 * deviation, *rest)
+    )
     problems = {one.name for one in check_strategy(ap.clip.Fixed(0.1)).checks if one.problem}
     assert "neighbours look the same" in problems
 

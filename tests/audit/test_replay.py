@@ -15,7 +15,7 @@ import apportion as ap
 from apportion.audit import PrivacyViolation
 from apportion.curator import curator as curator_module
 from apportion.curator import mechanisms
-from apportion.curator.clipping import clipped_sums, held
+from apportion.curator.clipping import as_gradients, clip_and_sum
 from apportion.curator.curator import Curator, Draw
 from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.gradients.reference import ReferenceGradients
@@ -223,15 +223,15 @@ def charged_multiplier(factor):
 
 
 def sums(replacement):
-    return patched(curator_module, "clipped_sums", lambda original: replacement)
+    return patched(curator_module, "clip_and_sum", lambda original: replacement)
 
 
 def unclipped(gradients):
     """The sum of all records as they are, but for those that are not finite."""
-    records = held(gradients)
+    records = as_gradients(gradients)
     squares = records.squared_norms()
     finite = torch.stack(list(squares.values())).sum(0).isfinite()
-    records.silence(~finite)
+    records.zero_records(~finite)
     return records.weighted_sums(dict.fromkeys(squares, finite.double()))
 
 
@@ -240,7 +240,7 @@ def without_clipping(gradients, releases):
 
 
 def with_looser_clipping(gradients, releases):
-    return clipped_sums(
+    return clip_and_sum(
         gradients, [dataclasses.replace(release, threshold=1.05 * release.threshold) for release in releases]
     )
 
@@ -248,7 +248,7 @@ def with_looser_clipping(gradients, releases):
 def with_nan(gradients, releases):
     """Made finite after the sum instead of before it. (A sum that is not finite is not even added.)"""
     (release,) = releases
-    records = held(gradients)
+    records = as_gradients(gradients)
     squares = records.squared_norms()
     factors = (release.threshold / torch.stack(list(squares.values())).sum(0).sqrt()).clamp(max=1.0)
     sums = records.weighted_sums(dict.fromkeys(squares, factors))
@@ -257,27 +257,27 @@ def with_nan(gradients, releases):
 
 def with_each_parameter_clipped_alone(gradients, releases):
     (release,) = releases
-    records = held(gradients)
+    records = as_gradients(gradients)
     alone = [ClippedSum(release.threshold, (name,)) for name in records.squared_norms()]
-    return clipped_sums(records, alone)
+    return clip_and_sum(records, alone)
 
 
 def with_averaged_micro_batches(gradients, releases):
-    records = held(gradients)
+    records = as_gradients(gradients)
     size = len(next(iter(records.squared_norms().values())))
-    return clipped_sums({name: 100 / size * part[None] for name, part in unclipped(records).items()}, releases)
+    return clip_and_sum({name: 100 / size * part[None] for name, part in unclipped(records).items()}, releases)
 
 
 def with_first_layer_unclipped(gradients, releases):
-    records = held(gradients)
-    return {**clipped_sums(records, releases), "0.weight": unclipped(records)["0.weight"]}
+    records = as_gradients(gradients)
+    return {**clip_and_sum(records, releases), "0.weight": unclipped(records)["0.weight"]}
 
 
 def realised_batch_size(monkeypatch):
     add, release = Draw.add, Draw.release
 
     def counting(self, gradients):
-        records = held(gradients)
+        records = as_gradients(gradients)
         self.count = getattr(self, "count", 0) + len(next(iter(records.squared_norms().values())))
         add(self, records)
 
@@ -397,7 +397,9 @@ BROKEN = {
     "half the noise asked for": (scaled_noise(0.5), "multiplier"),
     "5 % less noise asked for": (scaled_noise(0.95), "multiplier"),
     "half the noise added": (
-        patched(mechanisms, "gaussian", lambda original: lambda total, s, *rest: original(total, s / 2, *rest)),
+        patched(
+            mechanisms, "add_gaussian_noise", lambda original: lambda total, s, *rest: original(total, s / 2, *rest)
+        ),
         "noise",
     ),
     "noise of one seed": (patched(Draw, "release", noise_from_one_seed), "noise"),
@@ -408,13 +410,13 @@ BROKEN = {
     "no noise on an empty batch": (patched(Draw, "release", skipped_empty_batch), "calls"),
     "an empty batch fails": (patched(Draw, "release", failing_empty_batch), "error"),
     "noise on every micro-batch": (patched(Draw, "add", noise_on_every_micro_batch), "calls"),
-    "larger sampling rate than charged": (patched(curator_module, "poisson_draw", realised_sampling), "sampling"),
+    "larger sampling rate than charged": (patched(curator_module, "poisson_sample", realised_sampling), "sampling"),
     "batches of fixed size": (
-        patched(curator_module, "poisson_draw", lambda original: lambda *_: torch.arange(6).numpy()),
+        patched(curator_module, "poisson_sample", lambda original: lambda *_: torch.arange(6).numpy()),
         "sampling",
     ),
     "records of the batch left out": (
-        patched(curator_module, "poisson_draw", lambda original: lambda *arguments: original(*arguments)[1:]),
+        patched(curator_module, "poisson_sample", lambda original: lambda *arguments: original(*arguments)[1:]),
         "sampling",
     ),
     "weights follow the records": (model_remembers(running_mean), "state"),
@@ -441,13 +443,13 @@ def test_a_broken_piece_is_found(model, records, monkeypatch, breakage, engine):
 def test_an_answer_that_is_rounded_early_is_found(model, records, monkeypatch):
     """In a frame the noisy value is scaled back before it is rounded, whether there was a batch or not."""
     replay(model, LOSS, records, clip=ap.clip.AdaClip()).require()
-    right = Draw._noisy
-    monkeypatch.setattr(Draw, "_noisy", lambda self, release, exact: right(self, release, exact.float()))
+    right = Draw._add_noise
+    monkeypatch.setattr(Draw, "_add_noise", lambda self, release, exact: right(self, release, exact.float()))
     assert "release" in {finding.kind for finding in replay(model, LOSS, records, clip=ap.clip.AdaClip()).findings}
 
 
 def test_a_released_tensor_that_tells_of_its_batch_is_found(model, records, monkeypatch):
-    monkeypatch.setattr(curator_module, "_plain", lambda answer: answer)
+    monkeypatch.setattr(curator_module, "_strip_history", lambda answer: answer)
     double = (records[0].double(), records[1])  # all sums are float64 then, and added up in place
     findings = replay(model.double(), LOSS, double, execution=ap.Execution(micro_batch=1)).findings
     assert any("strides, storage or writes" in finding.message for finding in findings)

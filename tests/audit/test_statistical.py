@@ -23,7 +23,7 @@ from apportion.audit.verdict import ABOVE, BELOW
 from apportion.cli import audit_run_command as audit_run
 from apportion.cli.main import main
 from apportion.curator import curator, mechanisms
-from apportion.curator.clipping import held
+from apportion.curator.clipping import as_gradients
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.reference import ReferenceGradients, trained_parameters
 from apportion.curator.randomness import Randomness
@@ -70,32 +70,32 @@ class PerLayer:
 
 def noise_times(factor):
     def broken(monkeypatch):
-        real = mechanisms.gaussian
+        real = mechanisms.add_gaussian_noise
         monkeypatch.setattr(
-            mechanisms, "gaussian", lambda total, deviation, *rest: real(total, factor * deviation, *rest)
+            mechanisms, "add_gaussian_noise", lambda total, deviation, *rest: real(total, factor * deviation, *rest)
         )
 
     return broken
 
 
 def one_layer_unclipped(monkeypatch):
-    real = curator.clipped_sums
+    real = curator.clip_and_sum
 
     def sums(gradients, releases):
-        records = held(gradients)
+        records = as_gradients(gradients)
         norms = records.squared_norms()
         name = list(norms)[-2]
         ones = {key: torch.ones_like(norm) for key, norm in norms.items()}
         return {**real(records, releases), name: records.weighted_sums(ones)[name]}
 
-    monkeypatch.setattr(curator, "clipped_sums", sums)
+    monkeypatch.setattr(curator, "clip_and_sum", sums)
 
 
 def clipped_at_twice_the_threshold(monkeypatch):
-    real = curator.clipped_sums
+    real = curator.clip_and_sum
     monkeypatch.setattr(
         curator,
-        "clipped_sums",
+        "clip_and_sum",
         lambda gradients, releases: real(
             gradients, [replace(release, threshold=2 * release.threshold) for release in releases]
         ),
@@ -103,8 +103,8 @@ def clipped_at_twice_the_threshold(monkeypatch):
 
 
 def everybody_is_drawn(monkeypatch):
-    real = curator.poisson_draw
-    monkeypatch.setattr(curator, "poisson_draw", lambda records, rate, coins: real(records, 1.0, coins))
+    real = curator.poisson_sample
+    monkeypatch.setattr(curator, "poisson_sample", lambda records, rate, coins: real(records, 1.0, coins))
 
 
 def charged_for_twice_the_noise(monkeypatch):

@@ -65,12 +65,12 @@ def test_a_run_that_was_killed_goes_on(tmp_path, apportion):
         "import os, sys\n"
         "from apportion.curator import mechanisms\n"
         "from apportion.cli.main import main\n"
-        "right, calls = mechanisms.gaussian, []\n"
+        "right, calls = mechanisms.add_gaussian_noise, []\n"
         "def deadly(*arguments):\n"
         "    calls.append(1)\n"
         "    if len(calls) > 4: os.kill(os.getpid(), 9)\n"
         "    return right(*arguments)\n"
-        "mechanisms.gaussian = deadly\n"
+        "mechanisms.add_gaussian_noise = deadly\n"
         "main(sys.argv[1:])\n"
     )
     arguments = ["train", *QUICK, *BUDGET, "--spare", "1", "--checkpoint-every", "1", "--out", str(folder)]

@@ -8,7 +8,7 @@ from torch import nn
 
 from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.gradients.reference import ReferenceGradients
-from apportion.curator.tree import call_model, tensors_of
+from apportion.curator.tree import call_model, tensor_leaves
 from apportion.errors import UnsupportedModel
 
 
@@ -37,7 +37,7 @@ class Attending(nn.Module):
 
 def loss_of(outputs):
     """Depends on every number of every output, and differently on each."""
-    values = torch.cat([tensor.flatten(1) for tensor in tensors_of(outputs)], 1)
+    values = torch.cat([tensor.flatten(1) for tensor in tensor_leaves(outputs)], 1)
     return (values * torch.linspace(-1, 2, values.shape[1], dtype=values.dtype)).sum() + values.square().sum()
 
 
@@ -49,7 +49,7 @@ def check(model, inputs, tolerance=1e-9):
     rows = reference.rows()
     outputs = engine.forward(inputs)
     for found, alone, own in zip(
-        tensors_of(outputs), tensors_of(expected), tensors_of(call_model(model, inputs)), strict=True
+        tensor_leaves(outputs), tensor_leaves(expected), tensor_leaves(call_model(model, inputs)), strict=True
     ):
         assert found.dtype == own.dtype
         assert torch.allclose(found, alone, rtol=tolerance, atol=tolerance)
@@ -202,7 +202,7 @@ def test_dropout(need_weights):
     engine = OnePass(model)
     torch.manual_seed(3)
     outputs = engine.forward(x)
-    assert torch.allclose(tensors_of(outputs)[0], tensors_of(expected)[0])
+    assert torch.allclose(tensor_leaves(outputs)[0], tensor_leaves(expected)[0])
     loss_of(outputs).backward()
     sums = engine.gradients().weighted_sums({name: torch.ones(1) for name, _ in model.named_parameters()})
     for name, parameter in model.named_parameters():
@@ -229,7 +229,7 @@ def test_silent_records(different):
     def found(inputs, silent):
         loss_of(engine.forward(inputs)).backward()
         gradients = engine.gradients()
-        gradients.silence(silent)
+        gradients.zero_records(silent)
         norms = gradients.squared_norms()
         return norms, gradients.weighted_sums({name: torch.ones(len(silent)).double() for name in norms})
 

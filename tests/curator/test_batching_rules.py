@@ -20,7 +20,7 @@ from torch.func import vmap
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._pytree import tree_leaves
 
-from apportion.curator.gradients.batching_rules import WRONG, no_wrong_batching_rules, wrong_rule
+from apportion.curator.gradients.batching_rules import WRONG_RULES, find_wrong_rule, guard_batching_rules
 from apportion.curator.gradients.engine import build_engine
 from apportion.errors import UnsupportedModel
 
@@ -95,7 +95,7 @@ def together(function, records, own, weights, guard):
         arguments = [mine.get(place, value) for place, value in enumerate(records[0])]
         return tensors(function(*arguments))
 
-    with no_wrong_batching_rules() if guard else nullcontext():
+    with guard_batching_rules() if guard else nullcontext():
         outputs = vmap(one, randomness="different")(batched)
     for row, expected in enumerate(weights):
         for output, weight in zip(outputs, expected, strict=True):
@@ -256,17 +256,17 @@ def outcome(operation, guard):
 
 
 def test_every_entry_of_the_table_is_shown():
-    assert [rule.operation for rule in WRONG] == list(SHOWN)
+    assert [rule.operation for rule in WRONG_RULES] == list(SHOWN)
 
 
-@pytest.mark.parametrize("rule", WRONG, ids=lambda rule: rule.operation)
+@pytest.mark.parametrize("rule", WRONG_RULES, ids=lambda rule: rule.operation)
 def test_what_the_table_says_is_so(rule):
     assert outcome(rule.operation, guard=False) == "wrong", (
         f"torch {torch.__version__} mended {rule.operation}: remove it from the table"
     )
 
 
-@pytest.mark.parametrize("rule", WRONG, ids=lambda rule: rule.operation)
+@pytest.mark.parametrize("rule", WRONG_RULES, ids=lambda rule: rule.operation)
 def test_the_guard_computes_it_in_another_way_or_refuses(rule):
     found = outcome(rule.operation, guard=True)
     if rule.instead is None:
@@ -279,14 +279,17 @@ def test_the_guard_computes_it_in_another_way_or_refuses(rule):
 
 def test_of_a_call_it_can_be_told_whether_it_is_in_the_table():
     x, i, w = normal(3), index(3, 2), normal(3, 2)
-    assert wrong_rule(F.embedding, (i, w), {"padding_idx": 0}).operation == "embedding with padding_idx"
-    assert wrong_rule(F.embedding, (i, w)) is None
-    assert wrong_rule(torch.Tensor.max, (x,)).operation == "max of everything"
-    assert wrong_rule(torch.Tensor.max, (x, 0)) is None
-    assert wrong_rule(torch.max, (x,), {"dim": 0}) is None
-    assert wrong_rule(torch.max, (i,)) is None  # whole numbers have no gradient to share
-    assert wrong_rule(torch.rand, (3,), {"generator": torch.Generator()}).operation == "random numbers from generator="
-    assert wrong_rule(torch.add, (x, x), {"alpha": 2}) is None
+    assert find_wrong_rule(F.embedding, (i, w), {"padding_idx": 0}).operation == "embedding with padding_idx"
+    assert find_wrong_rule(F.embedding, (i, w)) is None
+    assert find_wrong_rule(torch.Tensor.max, (x,)).operation == "max of everything"
+    assert find_wrong_rule(torch.Tensor.max, (x, 0)) is None
+    assert find_wrong_rule(torch.max, (x,), {"dim": 0}) is None
+    assert find_wrong_rule(torch.max, (i,)) is None  # whole numbers have no gradient to share
+    assert (
+        find_wrong_rule(torch.rand, (3,), {"generator": torch.Generator()}).operation
+        == "random numbers from generator="
+    )
+    assert find_wrong_rule(torch.add, (x, x), {"alpha": 2}) is None
 
 
 def test_a_scripted_function_does_not_get_past_the_guard():
@@ -323,9 +326,9 @@ class RolledBack(torch.autograd.Function):
 def test_the_backward_pass_of_a_function_is_right_within_the_guard(guarded):
     copies = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     weights = torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)
-    with no_wrong_batching_rules():
+    with guard_batching_rules():
         outputs = vmap(RolledBack.apply)(copies)
-    with no_wrong_batching_rules() if guarded else nullcontext():
+    with guard_batching_rules() if guarded else nullcontext():
         (outputs * weights).sum().backward()
     assert torch.equal(copies.grad, weights) == guarded
 
@@ -376,7 +379,7 @@ def test_engines_under_the_guard_give_the_gradients_of_single_records(case, mode
     for order in ORDERS:
         records = [pool[number][1:] for number in order]
         engine = build_engine(model, mode)
-        with no_wrong_batching_rules():
+        with guard_batching_rules():
             outputs = engine.forward(tuple(torch.stack(column) for column in zip(*records, strict=True)))
         torch.manual_seed(6)
         weights = torch.randn(outputs.shape, dtype=torch.float64)
@@ -442,7 +445,7 @@ def test_what_a_record_draws_does_not_depend_on_its_neighbours(function):
     def gradients(inputs):
         copies = weight.expand(3, 9).detach().requires_grad_()
         torch.manual_seed(1)
-        with no_wrong_batching_rules():
+        with guard_batching_rules():
             outputs = vmap(function, randomness="different")(copies, inputs)
         (outputs**2).sum().backward()
         return copies.grad

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.curator import mechanisms
-from apportion.curator.clipping import clipped_sums
+from apportion.curator.clipping import clip_and_sum
 from apportion.curator.curator import Curator
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.one_pass import OnePass
@@ -52,7 +52,7 @@ def flat(gradient):
 def exact_sum(model, data, releases):
     engine = ReferenceGradients(copy.deepcopy(model), "vmap")
     engine.record_losses(cross_entropy, engine.forward(data[0]), data[1]).sum().backward()
-    return flat(clipped_sums(engine.rows(), releases))
+    return flat(clip_and_sum(engine.rows(), releases))
 
 
 # --- noise ----------------------------------------------------------------------------------------------------------------
@@ -90,8 +90,10 @@ def test_noise_has_the_standard_deviation_that_was_paid_for(books, threshold, mu
 
 @pytest.mark.parametrize("factor", [0.5, 0.95, 1.05])
 def test_a_mechanism_with_the_wrong_noise_is_caught(books, monkeypatch, factor):
-    right = mechanisms.gaussian
-    monkeypatch.setattr(mechanisms, "gaussian", lambda total, deviation, *rest: right(total, factor * deviation, *rest))
+    right = mechanisms.add_gaussian_noise
+    monkeypatch.setattr(
+        mechanisms, "add_gaussian_noise", lambda total, deviation, *rest: right(total, factor * deviation, *rest)
+    )
     assert not accepts(empty_step_noise(books, 1.0, 1.0), 1.0)
 
 
@@ -126,8 +128,8 @@ def test_groups_get_the_noise_of_their_own_threshold_and_share(books):
 
 def test_noise_is_added_once_however_many_micro_batches(books, model, records, monkeypatch):
     calls = []
-    right = mechanisms.gaussian
-    monkeypatch.setattr(mechanisms, "gaussian", lambda *a: calls.append(a) or right(*a))
+    right = mechanisms.add_gaussian_noise
+    monkeypatch.setattr(mechanisms, "add_gaussian_noise", lambda *a: calls.append(a) or right(*a))
     answer(model, records, books, request(), micro_batch=3)
     assert len(calls) == len(NAMES)
 
@@ -301,8 +303,8 @@ class Loud:
 
 def test_the_charge_comes_before_any_record_is_read_and_before_the_release(model, records, monkeypatch):
     log = []
-    right = mechanisms.gaussian
-    monkeypatch.setattr(mechanisms, "gaussian", lambda *a: log.append("noise") or right(*a))
+    right = mechanisms.add_gaussian_noise
+    monkeypatch.setattr(mechanisms, "add_gaussian_noise", lambda *a: log.append("noise") or right(*a))
     held = Curator(
         Watched(records, log), ReferenceGradients(model, "vmap"), Loud(log), Randomness.seeded(0), Execution(20)
     )

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from apportion.curator.curator import Curator
-from apportion.curator.foreign_code import contained, signals_watched
+from apportion.curator.foreign_code import contain_errors, watch_signals
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness, Stream
 from apportion.curator.records import as_records
@@ -322,31 +322,31 @@ def test_a_signal_that_raises_nothing_changes_nothing(books, model, records):
 
 
 def test_an_earlier_interrupt_that_was_caught_is_over():
-    with nothing_escapes(), signals_watched():
-        with contained(), contextlib.suppress(KeyboardInterrupt):
+    with nothing_escapes(), watch_signals():
+        with contain_errors(), contextlib.suppress(KeyboardInterrupt):
             interrupt()
-        with contained() as later:
+        with contain_errors() as later:
             raise SystemExit
         assert later.failure == "SystemExit"
 
 
 def test_what_is_passed_on():
-    with pytest.raises(MemoryError), contained(MemoryError):
+    with pytest.raises(MemoryError), contain_errors(MemoryError):
         raise MemoryError
-    with contained() as attempt:
+    with contain_errors() as attempt:
         raise MemoryError
     assert attempt.failure == "MemoryError"
-    with contained() as attempt:
+    with contain_errors() as attempt:
         pass
     assert attempt.failure is None
 
 
 def test_blocks_within_blocks_put_handlers_back_once():
     before = handlers()
-    with signals_watched():
+    with watch_signals():
         within = handlers()
         assert within[signal.SIGINT] is not before[signal.SIGINT]
-        with signals_watched(), contained():
+        with watch_signals(), contain_errors():
             assert handlers() == within
         assert handlers() == within
     assert handlers() == before
@@ -361,7 +361,7 @@ def test_a_handler_that_somebody_replaced_meanwhile_stays():
 
     before = signal.signal(signal.SIGUSR2, first)
     try:
-        with signals_watched():
+        with watch_signals():
             signal.signal(signal.SIGUSR2, second)
         assert signal.getsignal(signal.SIGUSR2) is second
     finally:

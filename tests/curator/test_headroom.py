@@ -1,6 +1,6 @@
 """‖clipped record‖ ≤ C·(1 + headroom), as it is added, in float32, whatever a record does to make rounding work for it.
 
-One record at a time goes through `clipped_sums`; its norm is taken again in float64. The noise of a request covers the headroom.
+One record at a time goes through `clip_and_sum`; its norm is taken again in float64. The noise of a request covers the headroom.
 """
 
 import math
@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from apportion.curator.clipping import clipped_sums
+from apportion.curator.clipping import clip_and_sum
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.linear import LinearUse
-from apportion.curator.gradients.rounding import squared
+from apportion.curator.gradients.rounding import squared_row_norms
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Request
 
 pytestmark = pytest.mark.usual_pieces  # rounding is worst in long sums
@@ -95,7 +95,7 @@ def upstream(output, shape, scale):
 def clipped_norm(engine, inputs, shape, scale, threshold):
     output = engine.forward(inputs)
     (output * upstream(output.detach(), shape, scale)).sum().backward()
-    sums = clipped_sums(engine.gradients(), [ClippedSum(threshold)])
+    sums = clip_and_sum(engine.gradients(), [ClippedSum(threshold)])
     return math.sqrt(sum(float(part.double().square().sum()) for part in sums.values()))
 
 
@@ -131,7 +131,9 @@ def test_a_record_that_makes_rounding_work_for_it_stays_within_the_headroom(kind
 def test_long_rows_lose_nothing(length, value):
     """One float32 sum of so many equal squares is too small by up to 0.2 %."""
     row = torch.full((1, length), value)
-    assert float(squared(row)) == pytest.approx(length * float(row[0, 0].double()) ** 2, rel=FLOAT32_HEADROOM / 10)
+    assert float(squared_row_norms(row)) == pytest.approx(
+        length * float(row[0, 0].double()) ** 2, rel=FLOAT32_HEADROOM / 10
+    )
 
 
 @pytest.mark.parametrize("size", [1e-18, 1e-20, 1e-22, 1e-24, 1e-30])
@@ -140,7 +142,7 @@ def test_small_numbers_are_not_lost(size):
     row = torch.full((2, 50), size)
     row[1] = 1.0
     exact = row.double().square().sum(1)
-    assert torch.allclose(squared(row), exact, rtol=1e-6, atol=0.0)
+    assert torch.allclose(squared_row_norms(row), exact, rtol=1e-6, atol=0.0)
 
 
 @pytest.mark.parametrize("positions", [1, 4])

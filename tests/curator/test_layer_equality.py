@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apportion.curator.clipping import clipped_sums
+from apportion.curator.clipping import clip_and_sum
 from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.tree import call_model, map_tensors
 from apportion.request import ClippedSum
@@ -138,7 +138,7 @@ def check(family, dtype, draw):
             whole = size_of([row[record] for row in rows.values()])
             for name, row in rows.items():
                 assert abs(float(norms[name][i].sqrt()) - size_of([row[record]])) <= tolerance * whole, name
-        for name, part in clipped_sums(gradients, releases).items():
+        for name, part in clip_and_sum(gradients, releases).items():
             totals[name] += part
     expected = by_hand(rows, releases)
     for name, value in expected.items():
@@ -168,7 +168,7 @@ def test_no_records_at_all(family):
         loss_of(engine.forward(make(0))).backward()
         gradients = engine.gradients()
         assert all(norms.shape == (0,) for norms in gradients.squared_norms().values())
-        sums = clipped_sums(gradients, [ClippedSum(1.0)])
+        sums = clip_and_sum(gradients, [ClippedSum(1.0)])
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 assert sums[name].shape == parameter.shape

@@ -15,10 +15,9 @@ from torch.nn.functional import cross_entropy
 
 import apportion as ap
 import runs
-from apportion.curator.coins import poisson_draw
 from apportion.curator.curator import Curator
 from apportion.curator.gradients.reference import ReferenceGradients
-from apportion.curator.randomness import Randomness, Stream
+from apportion.curator.randomness import Randomness, Stream, poisson_sample
 from apportion.curator.records import as_records
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Request
 
@@ -257,7 +256,7 @@ def membership(records=2000, draws=400, rate=0.3):
     """Who was in which batch: one row a draw."""
     randomness, rows = Randomness.seeded(20), np.zeros((draws, records))
     for row in rows:
-        row[poisson_draw(records, rate, randomness.next_draw().coins)] = 1
+        row[poisson_sample(records, rate, randomness.next_draw().coins)] = 1
     return rows
 
 

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.gradients.reference import ReferenceGradients
-from apportion.curator.tree import call_model, tensors_of
+from apportion.curator.tree import call_model, tensor_leaves
 from apportion.errors import UnsupportedModel
 
 KINDS = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
@@ -66,7 +66,7 @@ class Steps(nn.Module):
 
 def loss_of(outputs):
     """Depends on every number of every output, and differently on each."""
-    values = torch.cat([tensor.flatten(1) for tensor in tensors_of(outputs)], 1)
+    values = torch.cat([tensor.flatten(1) for tensor in tensor_leaves(outputs)], 1)
     return (values * torch.linspace(-1, 2, values.shape[1], dtype=values.dtype)).sum() + values.square().sum()
 
 
@@ -79,7 +79,7 @@ def check(model, inputs, tolerance=1e-9):
     outputs = engine.forward(inputs)
     assert type(outputs) is type(expected)
     for found, alone, own in zip(
-        tensors_of(outputs), tensors_of(expected), tensors_of(call_model(model, inputs)), strict=True
+        tensor_leaves(outputs), tensor_leaves(expected), tensor_leaves(call_model(model, inputs)), strict=True
     ):
         assert found.dtype == own.dtype
         assert torch.allclose(found, alone, rtol=tolerance, atol=tolerance)
@@ -294,7 +294,7 @@ def test_silent_records():
     def sums(x, silent):
         loss_of(engine.forward(x)).backward()
         gradients = engine.gradients()
-        gradients.silence(silent)
+        gradients.zero_records(silent)
         norms = gradients.squared_norms()
         return norms, gradients.weighted_sums({name: torch.ones(len(x)).double() for name in norms})
 

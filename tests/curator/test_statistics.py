@@ -16,10 +16,10 @@ from scipy import stats
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from apportion.curator import clipping, framed
-from apportion.curator.clipping import clipped_sums, held
+from apportion.curator import clipping
+from apportion.curator.clipping import as_gradients, clip_and_sum
 from apportion.curator.curator import Curator
-from apportion.curator.gradients import use
+from apportion.curator.gradients import layer_use
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.randomness import Randomness
@@ -116,7 +116,7 @@ def test_a_record_moves_a_count_by_one_half_and_a_norm_sum_by_its_cut_norm(model
 def test_the_last_bit_of_a_norm_hardly_moves_a_count(distance):
     """Kernels for other batches round differently: a step at the threshold would let one record flip all that lie there."""
     at_the_threshold = {"a": torch.full((1000, 1), 1.0 + distance)}
-    found = clipped_sums(at_the_threshold, (ClippedSum(1.0, None, 0.5), UnclippedCount(1.0, None, 0.5)))
+    found = clip_and_sum(at_the_threshold, (ClippedSum(1.0, None, 0.5), UnclippedCount(1.0, None, 0.5)))
     assert abs(float(found[UnclippedCount(1.0, None, 0.5)])) < 2e-3
 
 
@@ -173,7 +173,7 @@ def test_removing_a_record_moves_everything_by_at_most_its_sensitivity(values, b
     )
     removed = data.draw(st.integers(0, len(values) - 1))
     rest = {name: torch.cat([tensor[:removed], tensor[removed + 1 :]]) for name, tensor in rows.items()}
-    with_record, without = clipped_sums(rows, releases), clipped_sums(rest, releases)
+    with_record, without = clip_and_sum(rows, releases), clip_and_sum(rest, releases)
     for release in releases:
         keys = release.parameters if isinstance(release, ClippedSum) else (release,)
         moved = torch.cat([(with_record[key] - without[key]).flatten() for key in keys])
@@ -183,7 +183,7 @@ def test_removing_a_record_moves_everything_by_at_most_its_sensitivity(values, b
 
 @pytest.mark.parametrize("breakage", ["nothing", "count not centred", "norm cut at 1.05 of its bound"])
 def test_the_bounds_are_reached_so_that_a_little_more_breaks_them(monkeypatch, breakage):
-    right = clipping.contributions
+    right = clipping.statistic_terms
     broken = {
         "nothing": right,
         "count not centred": lambda s, n: right(s, n) + (0.5 if isinstance(s, UnclippedCount) else 0.0),
@@ -191,9 +191,9 @@ def test_the_bounds_are_reached_so_that_a_little_more_breaks_them(monkeypatch, b
             n.clamp(max=1.05 * s.bound) if isinstance(s, NormSum) else right(s, n)
         ),
     }
-    monkeypatch.setattr(clipping, "contributions", broken[breakage])
+    monkeypatch.setattr(clipping, "statistic_terms", broken[breakage])
     statistics = UnclippedCount(10.0, None, 0.3), NormSum(4.0, None, 0.3)
-    moved = clipped_sums({"a": torch.tensor([[3.0, 4.0]])}, (ClippedSum(1.0, None, 0.4), *statistics))
+    moved = clip_and_sum({"a": torch.tensor([[3.0, 4.0]])}, (ClippedSum(1.0, None, 0.4), *statistics))
     ratios = [abs(float(moved[one])) / one.sensitivity for one in statistics]
     assert ratios == (
         [1.0, 1.0] if breakage == "nothing" else pytest.approx([2.0, 1.0] if "count" in breakage else [1.0, 1.05])
@@ -278,7 +278,7 @@ def test_a_parameter_without_numbers_does_not_silence_the_others():
     frame = Frame(
         {"empty": torch.zeros(0, 3), "full": torch.zeros(2)}, {"empty": torch.ones(0, 3), "full": torch.ones(2)}
     )
-    sums = clipped_sums(rows, (ClippedSum(10.0, ("empty", "full"), frame=frame),))
+    sums = clip_and_sum(rows, (ClippedSum(10.0, ("empty", "full"), frame=frame),))
     assert sums["empty"].shape == (0, 3)
     assert sums["full"].tolist() == pytest.approx([4.0, 4.0])
 
@@ -385,7 +385,7 @@ def built(name, size, dtype):
 def gradients_of(mode, model, inputs, targets, loss_fn):
     engine = build_engine(model, mode)
     engine.record_losses(loss_fn, engine.forward(map_tensors(torch.clone, inputs)), targets).sum().backward()
-    return held(engine.gradients())
+    return as_gradients(engine.gradients())
 
 
 def one_pass(name, size, dtype=torch.float64):
@@ -411,7 +411,7 @@ def some_frame(rows, generator):
 
 @pytest.mark.parametrize("name", ZOO)
 def test_written_rows_are_the_gradients_of_single_records(name, monkeypatch):
-    monkeypatch.setattr(use, "CHUNK_NUMBERS", 20)  # a few records at a time
+    monkeypatch.setattr(layer_use, "CHUNK_NUMBERS", 20)  # a few records at a time
     expected, found = single(name, 5), one_pass(name, 5)
     assert len(found) == 5
     whole = math.sqrt(sum(float(value.square().sum()) for value in expected.values()))
@@ -425,17 +425,17 @@ def test_written_rows_are_the_gradients_of_single_records(name, monkeypatch):
 @pytest.mark.parametrize("name", ZOO)
 def test_framed_and_normalised_sums_are_those_of_single_records(name, monkeypatch):
     """Σ w/max(1, ‖w‖) with w = (g − m)/b, and Σ g·C/(‖g‖ + γ), number by number in float64."""
-    monkeypatch.setattr(use, "CHUNK_NUMBERS", 50)
+    monkeypatch.setattr(layer_use, "CHUNK_NUMBERS", 50)
     rows = single(name, 5)
     keys, generator = tuple(rows), torch.Generator().manual_seed(0)
     frame = some_frame(rows, generator)
     table = torch.cat([((rows[key] - frame.centre[key]) / frame.scale[key]).flatten(1) for key in keys], 1)
     expected = (table / table.norm(dim=1, keepdim=True).clamp(min=1.0)).sum(0)
-    sums = clipped_sums(one_pass(name, 5), (ClippedSum(1.0, keys, frame=frame),))
+    sums = clip_and_sum(one_pass(name, 5), (ClippedSum(1.0, keys, frame=frame),))
     assert torch.cat([sums[key].flatten() for key in keys]) == pytest.approx(expected, abs=1e-6)
     table = torch.cat([rows[key].flatten(1) for key in keys], 1)
     expected = (table * 0.7 / (table.norm(dim=1, keepdim=True) + 0.02)).sum(0)
-    sums = clipped_sums(one_pass(name, 5), (ClippedSum(0.7, keys, stabiliser=0.02),))
+    sums = clip_and_sum(one_pass(name, 5), (ClippedSum(0.7, keys, stabiliser=0.02),))
     assert torch.cat([sums[key].flatten() for key in keys]) == pytest.approx(expected, abs=1e-6)
 
 
@@ -450,7 +450,7 @@ def test_one_record_adds_a_framed_vector_of_norm_one_at_most(name):
     for record in range(3):
         alone = map_tensors(lambda t, i=record: t[i : i + 1], (inputs, targets))
         gradients = gradients_of("one-pass, copying inputs", model, *alone, loss)
-        sums = clipped_sums(gradients, (ClippedSum(1.0, keys, frame=Frame(centre, scale)),))
+        sums = clip_and_sum(gradients, (ClippedSum(1.0, keys, frame=Frame(centre, scale)),))
         norm = math.sqrt(sum(float(sums[key].square().sum()) for key in keys))
         assert 0.999 < norm <= 1 + 1e-9
 
@@ -464,7 +464,7 @@ def test_a_centre_far_larger_than_what_is_left_loses_nothing(size):
     frame = Frame({"w": torch.full((3,), 2.0**20, dtype=torch.float64)}, {"w": scale})
     table = left.double() / scale
     expected = (table / table.norm(dim=1, keepdim=True).clamp(min=1.0)).sum(0)
-    found = clipped_sums(rows, (ClippedSum(1.0, ("w",), frame=frame),))["w"]
+    found = clip_and_sum(rows, (ClippedSum(1.0, ("w",), frame=frame),))["w"]
     assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-14)
 
 
@@ -486,7 +486,7 @@ def test_a_far_centre_loses_nothing_in_the_engine_either():
         {key: torch.ones(model.get_parameter(key).shape) for key in keys},
     )
     expected = (table / table.norm(dim=1, keepdim=True).clamp(min=1.0)).sum(0)
-    sums = clipped_sums(gradients_of("one-pass", model, *data, loss), (ClippedSum(1.0, keys, frame=frame),))
+    sums = clip_and_sum(gradients_of("one-pass", model, *data, loss), (ClippedSum(1.0, keys, frame=frame),))
     found = torch.cat([sums[key].flatten() for key in keys])
     assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-8)
 
@@ -557,11 +557,11 @@ def test_a_bad_record_adds_nothing_to_a_framed_sum_either(model, records, books,
 def test_frames_need_no_norms_of_other_coordinates():
     """Where all parameters are framed, nothing is computed twice."""
 
-    class Rows(clipping.WrittenRows):
+    class Rows(clipping.MaterialisedGradients):
         def squared_norms(self):
             raise AssertionError("not needed")
 
     frame = Frame({"w": torch.zeros(2)}, {"w": torch.ones(2)})
-    sums = clipped_sums(Rows({"w": torch.ones(3, 2)}), (ClippedSum(1.0, ("w",), frame=frame),))
+    sums = clip_and_sum(Rows({"w": torch.ones(3, 2)}), (ClippedSum(1.0, ("w",), frame=frame),))
     assert sums["w"].tolist() == pytest.approx([3 / math.sqrt(2)] * 2)
-    assert framed.squared_norms(held({"w": torch.ones(0, 2)}), "w", frame).shape == (0,)
+    assert clipping.framed_squared_norms(as_gradients({"w": torch.ones(0, 2)}), "w", frame).shape == (0,)

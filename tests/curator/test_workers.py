@@ -105,7 +105,7 @@ def opened():
 
     def open_records(data, workers):
         made.append(as_records(data))
-        made[-1].start(workers)
+        made[-1].start_workers(workers)
         return made[-1]
 
     yield open_records
@@ -476,7 +476,7 @@ def test_a_draw_that_was_left_does_not_reach_into_the_next(books):
 def test_workers_end_when_nobody_holds_them():
     records = as_records(Plain())
     records.myself = records  # found by the garbage collector only
-    records.start(2)
+    records.start_workers(2)
     started = time.monotonic()
     del records
     gc.collect()
@@ -490,7 +490,7 @@ def test_workers_end_with_the_records(opened):
     records.close()
     assert multiprocessing.active_children() == []
     records.close()  # twice is fine
-    records.start(2)
+    records.start_workers(2)
     assert torch.equal(rows(read(records)), Plain().inputs)
 
 

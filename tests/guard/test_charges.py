@@ -86,9 +86,9 @@ def test_a_step_is_charged_on_disk_before_its_records_are_read_and_before_it_is_
 ):
     folder, released = tmp_path / "run", []
     data = Watched(records, folder)
-    right = mechanisms.gaussian
+    right = mechanisms.add_gaussian_noise
     monkeypatch.setattr(
-        mechanisms, "gaussian", lambda *a: released.append(len(charges(folder))) or right(*a)
+        mechanisms, "add_gaussian_noise", lambda *a: released.append(len(charges(folder))) or right(*a)
     )  # one call for each of four parameters
     draws = []
 
@@ -131,14 +131,14 @@ def test_empty_and_full_draws_are_charged_noised_and_applied_alike(
     model, records, budget, tmp_path, monkeypatch, tier, rate
 ):
     before, calls = copy.deepcopy(model), []
-    right = mechanisms.gaussian
+    right = mechanisms.add_gaussian_noise
 
     def counted(*arguments):
         calls.append(1)
         assert len(calls) <= 6 * 4, "more answers than steps: a step that is not charged never ends"
         return right(*arguments)
 
-    monkeypatch.setattr(mechanisms, "gaussian", counted)
+    monkeypatch.setattr(mechanisms, "add_gaussian_noise", counted)
     options = SMALL | {"sample_rate": rate, "noise": ap.noise.Constant(5.0), "out": tmp_path / "run", "budget": budget}
     if tier == "train":
         run = runs.train(model, cross_entropy, records, lr=0.5, **options)

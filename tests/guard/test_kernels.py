@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from apportion.curator.clipping import clipped_sums
+from apportion.curator.clipping import clip_and_sum
 from apportion.curator.gradients.convolution import ConvolutionUse
 from apportion.curator.gradients.linear import LinearUse
 from apportion.curator.gradients.one_pass import InputOverwritten, OnePass
-from apportion.curator.gradients.over_time import Products
+from apportion.curator.gradients.recurrent_layers import TimeProducts
 from apportion.curator.tree import call_arguments, map_tensors
 from apportion.request import FLOAT32_HEADROOM, ClippedSum
 
@@ -259,7 +259,7 @@ def of_linear(gradients, inputs):
 
 
 def of_recurrent(gradients, inputs):
-    products = Products({"own": "w"}, gradients.transpose(0, 1), {"own": inputs.transpose(0, 1)}, [])
+    products = TimeProducts({"own": "w"}, gradients.transpose(0, 1), {"own": inputs.transpose(0, 1)}, [])
     return dict(products.squared_norms())["w"], next(iter(products.kernels()))
 
 
@@ -298,7 +298,7 @@ def test_a_clipped_record_is_within_the_declared_headroom(name):
     engine = OnePass(model.float())
     for i in range(RECORDS):
         record = map_tensors(lambda tensor, i=i: tensor[i : i + 1], inputs)
-        sums = clipped_sums(one_pass(engine, record), [ClippedSum(1e-3)])
+        sums = clip_and_sum(one_pass(engine, record), [ClippedSum(1e-3)])
         norm = math.sqrt(sum(float(part.double().square().sum()) for part in sums.values()))
         assert norm == pytest.approx(1e-3, rel=FLOAT32_HEADROOM)
 
@@ -315,7 +315,7 @@ def test_a_record_that_is_not_finite_leaves_the_others_alone(name, bad):
     engine = OnePass(model)
 
     def sums(records):
-        return clipped_sums(one_pass(engine, map_tensors(lambda tensor: tensor[records], inputs)), releases)
+        return clip_and_sum(one_pass(engine, map_tensors(lambda tensor: tensor[records], inputs)), releases)
 
     expected = sums(slice(1, None))
     leaf = inputs if isinstance(inputs, torch.Tensor) else inputs[0]
@@ -410,7 +410,7 @@ def test_an_input_that_is_written_over_is_noticed():
 def test_a_parameter_that_no_record_used_has_a_gradient_of_zero():
     model, inputs, _ = built("a layer that is not used")
     releases = [ClippedSum(0.1, (name,), 0.25) for name, _ in model.named_parameters()]
-    sums = clipped_sums(one_pass(OnePass(model), inputs), releases)
+    sums = clip_and_sum(one_pass(OnePass(model), inputs), releases)
     assert not sums["unused.weight"].any()
     assert not sums["unused.bias"].any()
     assert float(sums["used.weight"].norm()) > 0.05

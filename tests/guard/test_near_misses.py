@@ -29,7 +29,7 @@ from apportion.accounting.renyi import renyi_curve
 from apportion.accounting.rules import ConcentratedFilter, FixedPlan, GaussianFilter, Multiset, RenyiFilter, charge
 from apportion.accounting.run_filter import Cost, GaussianRuns, SumOfRuns
 from apportion.budget import Budget, Record
-from apportion.curator.clipping import clipped_sums
+from apportion.curator.clipping import clip_and_sum
 from apportion.errors import BudgetExhausted, InvalidArgument
 from apportion.request import ClippedSum, Event, Frame, NormSum, Request, UnclippedCount
 from pieces import changed
@@ -406,7 +406,7 @@ def test_interpolated_prices_on_and_beside_nodes_are_no_lower_than_exact_ones():
 def test_a_record_at_the_threshold_stays_and_one_beyond_it_is_cut(length):
     for norm in (down(length), length, up(length), length * (1 + 1e-6), 3 * length):
         rows = {"a": torch.tensor([[norm, 0.0]], dtype=torch.float64)}
-        found = clipped_sums(rows, (ClippedSum(length),))["a"]
+        found = clip_and_sum(rows, (ClippedSum(length),))["a"]
         assert float(found[0]) == pytest.approx(min(norm, length), rel=1e-15)
         assert float(found[0]) <= length * (1 + 4e-16)
 

@@ -165,7 +165,9 @@ def test_groups_are_noised_by_their_own_threshold_and_share():
 @pytest.mark.usual_pieces
 def test_the_tails_of_the_noise_are_not_cut():
     """Two million values, counted in bins out to 4.5 standard deviations: cut or thinned tails give whole events away."""
-    values = mechanisms.gaussian(torch.zeros(2_000_000), 1.0, Randomness.fresh().next_draw().noise, 1.0).numpy()
+    values = mechanisms.add_gaussian_noise(
+        torch.zeros(2_000_000), 1.0, Randomness.fresh().next_draw().noise, 1.0
+    ).numpy()
     edges = np.array([-np.inf, -4.5, -4, -3.5, -3, -2, -1, 0, 1, 2, 3, 3.5, 4, 4.5, np.inf])
     expected = len(values) * np.diff(stats.norm.cdf(edges))
     found = np.histogram(values, edges)[0]

@@ -9,13 +9,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import apportion as ap
-from apportion.curator.clipping import clipped_sums
+from apportion.curator.clipping import clip_and_sum
 from apportion.curator.curator import Curator
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
-from apportion.execution import LARGEST
-from apportion.models.engine_choice import per_record_mode
+from apportion.execution import MAX_MICRO_BATCH
+from apportion.models.engine_choice import choose_engine
 from apportion.request import ClippedSum, Frame, Request
 from items import Items
 
@@ -93,7 +93,7 @@ class Tames(nn.Module):
 
 @pytest.mark.parametrize("model", [SkipsEmptyRows, Tames])
 def test_a_model_that_looks_at_values_runs_record_by_record(model):
-    assert per_record_mode(model(), cross_entropy, torch.zeros(4), torch.tensor(0)) == "loop"
+    assert choose_engine(model(), cross_entropy, torch.zeros(4), torch.tensor(0)).mode == "loop"
 
 
 def test_an_engine_that_refuses_a_batch_because_of_a_record_does_not_say_so(books):
@@ -108,7 +108,7 @@ def test_an_engine_that_refuses_a_batch_because_of_a_record_does_not_say_so(book
 
 @pytest.mark.usual_pieces  # rounding is worst in long sums
 @pytest.mark.parametrize("mode", ["one-pass", "vmap"])
-@pytest.mark.parametrize("size", [1, 63, LARGEST])
+@pytest.mark.parametrize("size", [1, 63, MAX_MICRO_BATCH])
 def test_one_record_more_moves_the_sum_of_many_by_no_more_than_the_headroom(books, mode, size):
     """In float32 one record is rounded to a digit of the sum of all."""
     worst = 0.0
@@ -132,7 +132,7 @@ def test_huge_inputs_are_clipped_too(threshold, scale):
     for slope in (1.0, 1e-10, 1e-35, 1e30):
         outputs = engine.forward(torch.tensor([[scale]]))
         (outputs * slope).sum().backward()
-        sums = clipped_sums(engine.gradients(), (ClippedSum(threshold),))
+        sums = clip_and_sum(engine.gradients(), (ClippedSum(threshold),))
         found = torch.cat([part.flatten().double() for part in sums.values()])
         assert not found.isfinite().all() or found.norm() <= threshold * (1 + 1e-4)
 

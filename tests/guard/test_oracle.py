@@ -129,7 +129,7 @@ def groupings(names):
 @pytest.fixture
 def silent(monkeypatch):
     """No noise, so that the exact part can be compared to the last digit."""
-    monkeypatch.setattr(mechanisms, "gaussian", lambda total, deviation, noise, divisor: total / divisor)
+    monkeypatch.setattr(mechanisms, "add_gaussian_noise", lambda total, deviation, noise, divisor: total / divisor)
 
 
 @pytest.mark.parametrize("grouping", ["flat", "two groups", "per parameter", "unclipped"])

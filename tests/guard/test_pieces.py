@@ -18,9 +18,9 @@ from apportion.accounting.ledger import Ledger
 from apportion.accounting.renyi import RenyiAccountant
 from apportion.accounting.run_filter import gaussian_cost
 from apportion.accounting.verification import independent_price
-from apportion.curator.clipping import clipped_sums
+from apportion.curator.clipping import clip_and_sum
 from apportion.curator.gradients.engine import build_engine
-from apportion.curator.mechanisms import gaussian
+from apportion.curator.mechanisms import add_gaussian_noise
 from apportion.curator.randomness import Randomness, Stream
 from apportion.curator.tree import map_tensors
 from apportion.request import ClippedSum, Event, Frame
@@ -32,7 +32,7 @@ from zoo import ZOO
 USUAL = constants()
 """As they are in the sources: this line runs before a test makes them small."""
 DELTA = 1e-5
-NOISE = ("curator.randomness._SPARE", "curator.mechanisms.PIECE")
+NOISE = ("curator.randomness._SPARE", "curator.mechanisms.NOISE_CHUNK_NUMBERS")
 
 
 def test_every_number_that_could_cut_work_is_made_small_or_declared_harmless():
@@ -68,7 +68,7 @@ def _answers(name):
     scale = {key: 0.1 + torch.rand(shape, generator=generator, dtype=torch.float64) for key, shape in shapes.items()}
     frame = Frame(centre, scale)
     for kind, release in (("sum", ClippedSum(0.1)), ("framed", ClippedSum(1.0, tuple(norms), frame=frame))):
-        found |= {f"{kind} {key}": value for key, value in clipped_sums(_gradients(name), (release,)).items()}
+        found |= {f"{kind} {key}": value for key, value in clip_and_sum(_gradients(name), (release,)).items()}
     return found | {f"norms {key}": value for key, value in norms.items()}
 
 
@@ -107,7 +107,7 @@ def test_every_number_of_every_piece_has_noise_of_its_own():
     """A thousand numbers in two hundred pieces: as if they had been one."""
     noise = Randomness.seeded(0).next_draw().noise
     exact = torch.arange(1000, dtype=torch.float64).reshape(8, 125)
-    found = (gaussian(exact.clone(), 3.0, noise, 2.0) * 2.0 - exact).flatten().numpy() / 3.0
+    found = (add_gaussian_noise(exact.clone(), 3.0, noise, 2.0) * 2.0 - exact).flatten().numpy() / 3.0
     assert len(set(found.tolist())) == 1000
     assert stats.kstest(found, "norm").pvalue > 1e-3
     assert stats.kstest(found / 1.2, "norm").pvalue < 1e-3

@@ -13,9 +13,9 @@ from apportion.curator.gradients.engine import EngineChoice, build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.errors import UnsupportedModel
-from apportion.execution import LARGEST
+from apportion.execution import MAX_MICRO_BATCH
 from apportion.models.engine_choice import _Probe
-from apportion.models.synthetic import prepared
+from apportion.models.synthetic import prepare_model
 from apportion.models.vetting import vetted_engine
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Frame, Request
 from apportion.training.session import require_trainable
@@ -29,7 +29,7 @@ def product(outputs, targets):
     return (outputs * targets).sum()
 
 
-def total(model, data, books, *, engine="auto", loss=product, release=None, micro_batch=LARGEST):
+def total(model, data, books, *, engine="auto", loss=product, release=None, micro_batch=MAX_MICRO_BATCH):
     """What would get noise: all records are drawn, by the engine that `train` would choose."""
     records = as_records(data)
     choice = require_trainable(model, loss, records, ap.Execution(engine=engine))
@@ -317,7 +317,7 @@ NEED_MASKS_OR_WORDS = [
 @pytest.mark.parametrize(("model", "example"), NEED_MASKS_OR_WORDS)
 def test_the_probe_alone_sees_mixing_that_needs_masks_or_words(model, example):
     torch.manual_seed(0)
-    probe = _Probe(prepared(model()), product, example, torch.zeros(3))
+    probe = _Probe(prepare_model(model()), product, example, torch.zeros(3))
     with suppress(RuntimeError):
         assert not probe.agrees(EngineChoice("one-pass"))
 
@@ -457,7 +457,7 @@ def test_what_a_module_leaves_in_other_places_is_gone_as_well(engine, how):
     own = build_engine(left_behind(how), engine)
     x = torch.randn(3, 4)
     outputs = [own.forward(record[None]).detach() for record in x]
-    own.follow()
+    own.sync_weights()
     assert torch.allclose(torch.cat(outputs), own.model.layer(x).detach())
 
 
@@ -490,7 +490,7 @@ def test_one_record_more_hardly_changes_how_the_others_are_rounded(books):
     worst = 0.0
     for seed in range(4):
         torch.manual_seed(seed)
-        model, size = nn.Linear(3, 1, bias=False), LARGEST
+        model, size = nn.Linear(3, 1, bias=False), MAX_MICRO_BATCH
         x = torch.randn(1, 3) * torch.rand(size, 1) * 100 + 1e-3 * torch.randn(size, 3)
         targets = 1e3 * (1 + torch.rand(size, 1))
         more = total(model, (x, targets), books, engine="one-pass")

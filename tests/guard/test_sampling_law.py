@@ -36,7 +36,7 @@ def coins_of(tier, monkeypatch, *, seed=None, steps=STEPS):
         optimizer.register_step_pre_hook(lambda *_: table.append(model.weight.grad[0].double().numpy() * BATCH))
         return optimizer
 
-    monkeypatch.setattr(mechanisms, "gaussian", lambda total, deviation, noise, divisor: total / divisor)
+    monkeypatch.setattr(mechanisms, "add_gaussian_noise", lambda total, deviation, noise, divisor: total / divisor)
     options = {
         "budget": ap.Budget(epsilon=50.0, delta=1e-3, unit=ap.Record()),
         "population": POPULATION,

@@ -20,10 +20,10 @@ from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.gaussian import gaussian_delta
 from apportion.accounting.ledger import Ledger
 from apportion.accounting.rules import FixedPlan
-from apportion.curator import framed
-from apportion.curator.clipping import clipped_sums, held
+from apportion.curator import clipping
+from apportion.curator.clipping import as_gradients, clip_and_sum
 from apportion.curator.curator import Curator
-from apportion.curator.gradients import use
+from apportion.curator.gradients import layer_use
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
@@ -83,11 +83,11 @@ def test_a_framed_sum_is_the_same_in_pieces_of_any_size(model, records, monkeypa
     def sums():
         engine = build_engine(model, mode)
         engine.record_losses(cross_entropy, engine.forward(records[0][:11]), records[1][:11]).sum().backward()
-        found = clipped_sums(engine.gradients(), (release,))
+        found = clip_and_sum(engine.gradients(), (release,))
         return torch.cat([found[name].flatten() for name in NAMES])
 
     whole = sums()
-    monkeypatch.setattr(framed, "PIECE", few * max(value.numel() for value in trained.values()))
+    monkeypatch.setattr(clipping, "FRAME_CHUNK_NUMBERS", few * max(value.numel() for value in trained.values()))
     torch.testing.assert_close(sums(), whole, rtol=1e-12, atol=1e-12)
 
 
@@ -111,7 +111,7 @@ def test_faint_images_of_later_chunks_have_their_own_norms(monkeypatch, per_chun
         )
 
     exact = norms("loop", torch.float64)
-    monkeypatch.setattr(use, "CHUNK_NUMBERS", per_chunk * 2 * 36**2)
+    monkeypatch.setattr(layer_use, "CHUNK_NUMBERS", per_chunk * 2 * 36**2)
     torch.testing.assert_close(norms("one-pass", torch.float32), exact, rtol=1e-3, atol=0.0)
 
 
@@ -125,7 +125,7 @@ def test_equal_tokens_of_neighbouring_records_stay_apart():
     def norms(mode):
         engine = build_engine(copy.deepcopy(model).double(), mode)
         engine.record_losses(product, engine.forward(tokens), targets).sum().backward()
-        return held(engine.gradients()).squared_norms()["0.weight"]
+        return as_gradients(engine.gradients()).squared_norms()["0.weight"]
 
     torch.testing.assert_close(norms("one-pass"), norms("loop"), rtol=1e-9, atol=0.0)
 
@@ -141,7 +141,7 @@ def test_a_side_that_vanishes_in_float32_is_made_up_for(side):
     def norms(mode, dtype):
         engine = build_engine(copy.deepcopy(model).to(dtype), mode)
         engine.record_losses(product, engine.forward(inputs.to(dtype)), targets.to(dtype)).sum().backward()
-        return held(engine.gradients()).squared_norms()["0.weight"].sqrt()
+        return as_gradients(engine.gradients()).squared_norms()["0.weight"].sqrt()
 
     torch.testing.assert_close(norms("one-pass", torch.float32), norms("loop", torch.float64), rtol=1e-3, atol=0.0)
 

@@ -21,9 +21,9 @@ from apportion.curator.curator import Curator
 from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
-from apportion.curator.tree import call_model, tensors_of
+from apportion.curator.tree import call_model, tensor_leaves
 from apportion.errors import InvalidArgument, UnsupportedModel
-from apportion.models.memory import with_known_batch
+from apportion.models.memory import resolve_micro_batch
 from apportion.models.vetting import vetted_engine
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Request
 from apportion.training.session import require_trainable
@@ -137,7 +137,7 @@ class Case:
 
         with quiet(0):
             records = as_records(together(items))
-            execution = with_known_batch(
+            execution = resolve_micro_batch(
                 ap.Execution(micro_batch=micro_batch), self.model, choice, records.example[0], float(len(items))
             )
             engine = vetted_engine(self.model, choice, records.example[0])
@@ -188,7 +188,7 @@ def between(low, high):
 
 
 def shapes(item):
-    return [tensor.shape for tensor in tensors_of(item)]
+    return [tensor.shape for tensor in tensor_leaves(item)]
 
 
 def ragged(items):

@@ -56,7 +56,7 @@ def watched_run(model, records, monkeypatch):
     """Runs a pair of strategies; returns what was released, every call (exact, deviation, noisy) of the mechanism, and the ledger."""
 
     def run(name):
-        calls, original = [], mechanisms.gaussian
+        calls, original = [], mechanisms.add_gaussian_noise
 
         def gaussian(exact, deviation, stream, divisor):
             before = exact.double().clone()
@@ -64,7 +64,7 @@ def watched_run(model, records, monkeypatch):
             calls.append((before, deviation, answer * divisor))
             return answer
 
-        monkeypatch.setattr(mechanisms, "gaussian", gaussian)
+        monkeypatch.setattr(mechanisms, "add_gaussian_noise", gaussian)
         chosen = runs.recipe(*PAIRS[name])
         watched = Watched(chosen.clip)
         done = runs.train(

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from apportion.curator.clipping import clipped_sums
+from apportion.curator.clipping import clip_and_sum
 from apportion.curator.gradients.engine import build_engine
 from apportion.errors import UnsupportedModel, WrongOrder
 from apportion.models.check import check
-from apportion.models.engine_choice import per_record_mode
+from apportion.models.engine_choice import choose_engine
 from apportion.models.probe import probe_loss, probe_model
 from apportion.request import ClippedSum
 
@@ -44,7 +44,7 @@ def records():
 def answer(engine, loss=functional.cross_entropy, threshold=0.5):
     inputs, targets = records()
     engine.record_losses(loss, engine.forward(inputs.clone()), targets).sum().backward()
-    return clipped_sums(engine.gradients(), [ClippedSum(threshold)])
+    return clip_and_sum(engine.gradients(), [ClippedSum(threshold)])
 
 
 def expected(model, loss=functional.cross_entropy, threshold=0.5):
@@ -96,7 +96,7 @@ def test_what_is_overwritten_before_its_use_is_exact(case):
     torch.manual_seed(0)
     model = Calls(IN_PLACE[case])
     probe_model(model, EXAMPLE[0])
-    mode = per_record_mode(model, functional.cross_entropy, *EXAMPLE)
+    mode = choose_engine(model, functional.cross_entropy, *EXAMPLE).mode
     assert mode.startswith("one-pass")
     assert same(answer(build_engine(model, mode)), expected(model))
 
@@ -105,7 +105,7 @@ def test_what_is_overwritten_after_its_use_is_refused():
     """As an ordinary backward pass refuses it; an engine without tracked weights has to see it by itself, and names the layer."""
     model = Calls(added_to_the_input_of_a_layer)
     with pytest.raises(UnsupportedModel, match="modified by an inplace operation"):
-        per_record_mode(model, functional.cross_entropy, *EXAMPLE)
+        choose_engine(model, functional.cross_entropy, *EXAMPLE)
     with pytest.raises(UnsupportedModel, match=r"second is overwritten in place.*x = x \+ y"):
         answer(build_engine(model, "one-pass"))
 
@@ -126,7 +126,7 @@ def test_a_batch_dimension_that_comes_back_is_exact(case):
     torch.manual_seed(0)
     model = Calls(RESHAPED[case])
     probe_model(model, EXAMPLE[0])
-    mode = per_record_mode(model, functional.cross_entropy, *EXAMPLE)
+    mode = choose_engine(model, functional.cross_entropy, *EXAMPLE).mode
     assert mode == ("vmap" if case == "halves as records" else "one-pass")
     assert same(answer(build_engine(model, mode)), expected(model))
 
@@ -196,7 +196,7 @@ def test_hooks_of_the_forward_pass_belong_to_the_model():
     model[0].register_forward_hook(lambda module, inputs, output: output.relu() * 2)
     model[2].register_forward_pre_hook(lambda module, inputs: (inputs[0] * 3,))
     check(model).require()
-    assert per_record_mode(model, functional.cross_entropy, *EXAMPLE) == "one-pass"
+    assert choose_engine(model, functional.cross_entropy, *EXAMPLE).mode == "one-pass"
     assert same(answer(build_engine(model, "one-pass")), expected(model))
 
 
@@ -213,7 +213,7 @@ def hooked(change):
 def test_a_hook_on_a_tensor_that_keeps_records_apart_is_exact():
     torch.manual_seed(0)
     model = hooked(lambda gradient: 2 * gradient.clamp(-0.1, 0.1))
-    mode = per_record_mode(model, functional.cross_entropy, *EXAMPLE)
+    mode = choose_engine(model, functional.cross_entropy, *EXAMPLE).mode
     assert mode == "one-pass"
     assert same(answer(build_engine(model, mode)), expected(model))
 
@@ -221,7 +221,7 @@ def test_a_hook_on_a_tensor_that_keeps_records_apart_is_exact():
 def test_a_hook_on_a_tensor_that_mixes_records_gets_every_record_alone():
     torch.manual_seed(0)
     model = hooked(lambda gradient: gradient / gradient.norm())
-    mode = per_record_mode(model, functional.cross_entropy, *EXAMPLE)
+    mode = choose_engine(model, functional.cross_entropy, *EXAMPLE).mode
     assert mode == "loop"
     assert same(answer(build_engine(model, mode)), expected(model))
 
@@ -287,7 +287,7 @@ def test_new_values_are_followed(case, mode):
     engine = build_engine(model, mode)
     before = answer(engine)
     REWRITTEN[case](model)
-    engine.follow()
+    engine.sync_weights()
     found = answer(engine)
     assert same(found, expected(model))
     assert not same(found, {name: value.double() for name, value in before.items()})
@@ -320,11 +320,11 @@ def test_gradients_scaled_by_frequency_are_those_of_single_records():
     """The frequency in the batch would mix records; in a record alone it does not."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(3, 2, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(8, 2))
-    mode = per_record_mode(model, functional.cross_entropy, torch.zeros(4, dtype=torch.long), torch.tensor(0))
+    mode = choose_engine(model, functional.cross_entropy, torch.zeros(4, dtype=torch.long), torch.tensor(0)).mode
     tokens, targets = torch.tensor([[0, 0, 1, 2], [2, 2, 2, 1]]), torch.tensor([0, 1])
     engine = build_engine(model, mode)
     engine.record_losses(functional.cross_entropy, engine.forward(tokens), targets).sum().backward()
-    found = clipped_sums(engine.gradients(), [ClippedSum(1e6)])["0.weight"]
+    found = clip_and_sum(engine.gradients(), [ClippedSum(1e6)])["0.weight"]
     total = torch.zeros(3, 2)
     for x, y in zip(tokens, targets, strict=True):
         model.zero_grad()

@@ -12,7 +12,7 @@ from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.errors import UnsupportedModel
 from apportion.models import live_gradients
 from apportion.models.live_gradients import require_live_gradients
-from apportion.models.synthetic import prepared
+from apportion.models.synthetic import prepare_model
 
 LOSSES = pytest.mark.parametrize("loss", [None, cross_entropy], ids=["size of outputs", "loss"])
 
@@ -55,7 +55,7 @@ class PartlyUnused(nn.Module):
 
 def required(model, mode, loss=cross_entropy):
     torch.manual_seed(0)
-    require_live_gradients(prepared(model), mode, loss, torch.randn(3, 4), torch.tensor([0, 1, 0]))
+    require_live_gradients(prepare_model(model), mode, loss, torch.randn(3, 4), torch.tensor([0, 1, 0]))
 
 
 @LOSSES
@@ -98,7 +98,7 @@ def test_ordinary_models_pass(model, mode, loss):
 
 def test_the_model_is_left_as_it_was():
     torch.manual_seed(0)
-    model = prepared(nn.Linear(4, 2))
+    model = prepare_model(nn.Linear(4, 2))
     before, state = model.weight.detach().clone(), torch.get_rng_state()
     require_live_gradients(model, "one-pass", cross_entropy, torch.ones(3, 4), torch.tensor([0, 1, 0]))
     assert torch.equal(model.weight, before)

@@ -7,9 +7,9 @@ from torch import nn
 import apportion as ap
 import runs
 from apportion.curator.curator import Curator
-from apportion.execution import LARGEST, as_text, parse_bytes
+from apportion.execution import MAX_MICRO_BATCH, format_bytes, parse_bytes
 from apportion.models import memory as memory_module
-from apportion.models.memory import LiveTensors, MemoryModel, memory_model, with_known_batch
+from apportion.models.memory import LiveTensors, MemoryModel, measure_memory, resolve_micro_batch
 
 pytestmark = pytest.mark.usual_pieces
 
@@ -78,10 +78,10 @@ def test_the_largest_convolution_is_noted():
 
 def test_each_part_has_its_factor():
     model = convolutions()
-    subject = memory_module._Step(model, "one-pass", torch.zeros(4, 1, 16, 16))
+    subject = memory_module._MeasuredStep(model, "one-pass", torch.zeros(4, 1, 16, 16))
     subject.added(1)
     whole = subject.added(1)
-    for factor in ("BASE", "LIVE", "CONVOLUTION", "PARAMETERS"):
+    for factor in ("BASE_BYTES", "LIVE_FACTOR", "CONVOLUTION_FACTOR", "PARAMETER_FACTOR"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(memory_module, factor, 0)
             assert subject.added(1) < whole, factor
@@ -90,26 +90,26 @@ def test_each_part_has_its_factor():
 @pytest.mark.parametrize("name", MODELS)
 def test_a_batch_beyond_those_that_were_tried_is_predicted(name, monkeypatch):
     build, inputs = MODELS[name]
-    monkeypatch.setattr(memory_module, "ENOUGH", 8 << 20)  # quicker
-    predicted = memory_model(build(), "one-pass", inputs)
+    monkeypatch.setattr(memory_module, "LINEAR_FROM_BYTES", 8 << 20)  # quicker
+    predicted = measure_memory(build(), "one-pass", inputs)
     largest = predicted.added[-1][0]
     subject = build().train()
-    step = memory_module._Step(subject, "one-pass", memory_module.synthetic_batch(subject, inputs))
+    step = memory_module._MeasuredStep(subject, "one-pass", memory_module.synthetic_batch(subject, inputs))
     step.added(1)
-    beyond = min(4 * largest, LARGEST)
+    beyond = min(4 * largest, MAX_MICRO_BATCH)
     assert predicted.added_at(beyond) == pytest.approx(step.added(beyond), rel=0.15)
 
 
 def test_written_out_gradients_take_more(monkeypatch):
-    monkeypatch.setattr(memory_module, "ENOUGH", 1 << 20)
+    monkeypatch.setattr(memory_module, "LINEAR_FROM_BYTES", 1 << 20)
     build, inputs = MODELS["linear"]
     parameters = sum(parameter.numel() for parameter in build().parameters())
-    one_pass, vmap = (memory_model(build(), mode, inputs).bytes_per_record for mode in ("one-pass", "vmap"))
+    one_pass, vmap = (measure_memory(build(), mode, inputs).bytes_per_record for mode in ("one-pass", "vmap"))
     assert one_pass < 4 * parameters < vmap
 
 
 def test_standing_memory_is_the_model_twice():
-    assert memory_model(nn.Linear(8, 2), "one-pass", torch.zeros(8)).standing == 2 * 4 * 18
+    assert measure_memory(nn.Linear(8, 2), "one-pass", torch.zeros(8)).standing == 2 * 4 * 18
 
 
 def test_a_larger_limit_holds_more_records():
@@ -156,39 +156,39 @@ def test_the_usual_batch_is_an_equal_part_of_the_declared_one_with_room_for_chan
 
 def test_a_batch_that_is_asked_for_is_a_limit():
     assert ap.Execution(micro_batch=7).physical_batch(1024) == 7
-    assert ap.Execution(micro_batch=10**6).physical_batch(1024) == LARGEST
+    assert ap.Execution(micro_batch=10**6).physical_batch(1024) == MAX_MICRO_BATCH
 
 
 def test_amounts_as_people_write_them():
     assert [parse_bytes("limit", text) for text in ("2GB", "1.5 kB", "1GiB", 7)] == [2 * 10**9, 1500, 2**30, 7]
-    assert [as_text(amount) for amount in (7, 1500, 999_900, 2.5e9)] == ["7 B", "1.5 kB", "1 MB", "2.5 GB"]
+    assert [format_bytes(amount) for amount in (7, 1500, 999_900, 2.5e9)] == ["7 B", "1.5 kB", "1 MB", "2.5 GB"]
 
 
 def test_without_a_limit_small_records_are_held_in_the_usual_number():
     linear = (nn.Linear(4, 2), "one-pass", torch.zeros(4))
-    assert with_known_batch(ap.Execution(), *linear, 1024).micro_batch == ap.Execution().physical_batch(1024)
-    assert with_known_batch(ap.Execution(micro_batch=7), *linear, 1024).micro_batch == 7
+    assert resolve_micro_batch(ap.Execution(), *linear, 1024).micro_batch == ap.Execution().physical_batch(1024)
+    assert resolve_micro_batch(ap.Execution(micro_batch=7), *linear, 1024).micro_batch == 7
 
 
 def test_without_a_limit_large_activations_are_held_in_small_number():
     wide = nn.Sequential(nn.Linear(4, 1 << 18), nn.Tanh(), nn.Linear(1 << 18, 2))
-    chosen = with_known_batch(ap.Execution(), wide, "one-pass", torch.zeros(4), 1024).micro_batch
-    assert chosen == memory_module.COMFORTABLE // (
+    chosen = resolve_micro_batch(ap.Execution(), wide, "one-pass", torch.zeros(4), 1024).micro_batch
+    assert chosen == memory_module.DEFAULT_ACTIVATION_BYTES // (
         2 * 4 * (1 << 18) + 4 * 4
     )  # while tanh runs, two layers of 2^18 floats
 
 
 def test_without_a_limit_written_out_gradients_count():
     model = nn.Linear(1 << 16, 16)  # 4 MiB of parameters, a record of 256 KiB, hardly an activation
-    chosen = with_known_batch(ap.Execution(), model, "vmap", torch.zeros(1 << 16), 1024).micro_batch
-    assert chosen == memory_module.COMFORTABLE // (4 * (1 << 20) + 64 + 4 * (1 << 16) + 64)
-    alone = with_known_batch(ap.Execution(), model, "one-pass", torch.zeros(1 << 16), 1024).micro_batch
-    assert alone == memory_module.COMFORTABLE // (4 * (1 << 16) + 64)
+    chosen = resolve_micro_batch(ap.Execution(), model, "vmap", torch.zeros(1 << 16), 1024).micro_batch
+    assert chosen == memory_module.DEFAULT_ACTIVATION_BYTES // (4 * (1 << 20) + 64 + 4 * (1 << 16) + 64)
+    alone = resolve_micro_batch(ap.Execution(), model, "one-pass", torch.zeros(1 << 16), 1024).micro_batch
+    assert alone == memory_module.DEFAULT_ACTIVATION_BYTES // (4 * (1 << 16) + 64)
 
 
 def test_one_record_is_always_held(monkeypatch):
-    monkeypatch.setattr(memory_module, "COMFORTABLE", 1)
-    assert with_known_batch(ap.Execution(), nn.Linear(4, 2), "one-pass", torch.zeros(4), 1024).micro_batch == 1
+    monkeypatch.setattr(memory_module, "DEFAULT_ACTIVATION_BYTES", 1)
+    assert resolve_micro_batch(ap.Execution(), nn.Linear(4, 2), "one-pass", torch.zeros(4), 1024).micro_batch == 1
 
 
 def test_the_choice_reads_no_value_and_leaves_model_and_generator_alone():
@@ -196,7 +196,7 @@ def test_the_choice_reads_no_value_and_leaves_model_and_generator_alone():
     before, state = torch.random.get_rng_state(), {name: value.clone() for name, value in model.state_dict().items()}
     for execution in (ap.Execution(memory_limit="8MB"), ap.Execution()):
         sizes = {
-            with_known_batch(execution, model, "one-pass", torch.full((4,), value), 1024).micro_batch
+            resolve_micro_batch(execution, model, "one-pass", torch.full((4,), value), 1024).micro_batch
             for value in (0.0, 1e30, float("nan"))
         }
         assert len(sizes) == 1

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from apportion.errors import UnsupportedModel
-from apportion.models.check import check, copy_of
+from apportion.models.check import check, copy_model
 
 
 def problem_of(model: nn.Module) -> str:
@@ -175,4 +175,4 @@ def test_the_table_shows_every_layer_and_its_verdict():
 
 def test_a_model_that_cannot_be_copied_is_a_clear_error():
     with pytest.raises(UnsupportedModel, match="cannot be copied"):
-        copy_of(nn.LazyBatchNorm2d())
+        copy_model(nn.LazyBatchNorm2d())

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from apportion.errors import InvalidArgument, UnsupportedModel
-from apportion.models.engine_choice import per_record_mode
+from apportion.models.engine_choice import choose_engine
 from apportion.models.probe import probe_loss, probe_model
 
 
@@ -302,7 +302,7 @@ def test_the_model_and_the_random_state_are_left_as_they_were():
         state = torch.get_rng_state()
         probe_model(model, example)
         probe_loss(model, nn.CrossEntropyLoss(), example, target)
-        per_record_mode(model, nn.CrossEntropyLoss(), example, target)
+        choose_engine(model, nn.CrossEntropyLoss(), example, target)
         assert torch.equal(torch.get_rng_state(), state)
         assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
         assert [module.training for module in model.modules()] == modes
@@ -327,54 +327,54 @@ def mean_output(output, target):
 def test_one_pass_is_used_where_it_works(case):
     make, example = SOUND[case]
     expected = "one-pass, channels last" if case == "conv2d" else "one-pass"
-    assert per_record_mode(make(), mean_output, example, torch.tensor(0.0)) == expected
-    assert per_record_mode(make(), mean_output, example, torch.tensor(0.0), "one-pass") == "one-pass"
+    assert choose_engine(make(), mean_output, example, torch.tensor(0.0)).mode == expected
+    assert choose_engine(make(), mean_output, example, torch.tensor(0.0), "one-pass").mode == "one-pass"
 
 
 def test_a_model_that_takes_the_usual_layout_for_granted_gets_it():
     model = Wrapped(nn.Conv2d(2, 3, 3, padding=1), lambda layer, x: layer(x).view(len(x), -1))
-    assert per_record_mode(model, mean_output, torch.zeros(2, 5, 4), torch.tensor(0.0)) == "one-pass"
+    assert choose_engine(model, mean_output, torch.zeros(2, 5, 4), torch.tensor(0.0)).mode == "one-pass"
     with pytest.raises(UnsupportedModel, match="channels last"):
-        per_record_mode(model, mean_output, torch.zeros(2, 5, 4), torch.tensor(0.0), "one-pass, channels last")
+        choose_engine(model, mean_output, torch.zeros(2, 5, 4), torch.tensor(0.0), "one-pass, channels last")
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_layers_need_no_loop(kind):
-    assert per_record_mode(recurrent(kind), mean_output, torch.zeros(4, 3), torch.tensor(0.0)) == "one-pass"
-    assert per_record_mode(recurrent(kind), None, torch.zeros(4, 3), torch.tensor(0.0)) == "one-pass"
+    assert choose_engine(recurrent(kind), mean_output, torch.zeros(4, 3), torch.tensor(0.0)).mode == "one-pass"
+    assert choose_engine(recurrent(kind), None, torch.zeros(4, 3), torch.tensor(0.0)).mode == "one-pass"
 
 
 def test_what_is_overwritten_is_copied():
     model = nn.Sequential(nn.Linear(3, 4), nn.Unflatten(1, (2, 2)), nn.Linear(2, 2), nn.ReLU(inplace=True))
-    assert per_record_mode(model, mean_output, torch.zeros(3), torch.tensor(0.0)) == "one-pass, copying inputs"
+    assert choose_engine(model, mean_output, torch.zeros(3), torch.tensor(0.0)).mode == "one-pass, copying inputs"
 
 
 def test_weights_that_are_used_outside_of_their_layer_need_vmap():
     model = Wrapped(nn.Linear(3, 3), lambda layer, x: layer(x) @ layer.weight)
-    assert per_record_mode(model, mean_output, torch.zeros(3), torch.tensor(0.0)) == "vmap"
+    assert choose_engine(model, mean_output, torch.zeros(3), torch.tensor(0.0)).mode == "vmap"
 
 
 def test_a_layer_whose_first_dimension_is_not_the_batch_needs_vmap():
     model = Wrapped(nn.Linear(3, 3), lambda layer, x: layer(x.transpose(0, 1)).transpose(0, 1))
     for length in (2, 3, 5):
-        assert per_record_mode(model, mean_output, torch.zeros(length, 3), torch.tensor(0.0)) == "vmap"
+        assert choose_engine(model, mean_output, torch.zeros(length, 3), torch.tensor(0.0)).mode == "vmap"
 
 
 def test_a_forward_pass_that_branches_on_its_data_needs_the_loop():
     model = Wrapped(nn.Linear(3, 2), lambda layer, x: layer(x) if x.sum() > 0 else -layer(x))
-    assert per_record_mode(model, mean_output, torch.zeros(3), torch.tensor(0.0)) == "loop"
+    assert choose_engine(model, mean_output, torch.zeros(3), torch.tensor(0.0)).mode == "loop"
 
 
 def test_dict_inputs_and_an_unknown_loss():
     make, example = SOUND["dict"]
-    assert per_record_mode(make(), None, example, torch.tensor(0)) == "one-pass"
+    assert choose_engine(make(), None, example, torch.tensor(0)).mode == "one-pass"
 
     def loss(output, target):
         return functional.cross_entropy(output["logits"], target)
 
-    assert per_record_mode(make(), loss, example, torch.tensor(0)) == "one-pass"
+    assert choose_engine(make(), loss, example, torch.tensor(0)).mode == "one-pass"
 
 
-def test_per_record_mode_explains_a_loss_that_fails():
+def test_choosing_an_engine_explains_a_loss_that_fails():
     with pytest.raises(UnsupportedModel, match=r"The model or its loss failed.*float32\[3\]"):
-        per_record_mode(mlp(), nn.NLLLoss(), torch.zeros(3), torch.zeros(2))
+        choose_engine(mlp(), nn.NLLLoss(), torch.zeros(3), torch.zeros(2))

@@ -7,13 +7,13 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from apportion.curator.clipping import held
+from apportion.curator.clipping import as_gradients
 from apportion.curator.gradients.engine import EngineChoice, build_engine
 from apportion.curator.tree import call_model, map_tensors
-from apportion.models.engine_choice import _Probe, choose_engine, prove
-from apportion.models.following import RecordsMeet
-from apportion.models.proof import CannotFollow
-from apportion.models.synthetic import prepared
+from apportion.models.engine_choice import _Probe, choose_engine, prove_engine
+from apportion.models.proof import CannotTrace
+from apportion.models.record_tracer import RecordsMayMix
+from apportion.models.synthetic import prepare_model
 from apportion.models.vetting import vetted_engine
 
 NUMBERS, TOKENS = torch.zeros(4), torch.zeros(5, dtype=torch.int64)
@@ -57,9 +57,9 @@ def alone(model, batch, targets, loss=product):
 
 
 def found(engine, batch, targets, loss=product):
-    engine.follow()
+    engine.sync_weights()
     engine.record_losses(loss, engine.forward(batch), targets).sum().backward()
-    gradients = held(engine.gradients())
+    gradients = as_gradients(engine.gradients())
     names = dict(engine.model.named_parameters())
     return torch.cat([gradients.rows(name, slice(0, len(targets))).flatten(1) for name in names], 1)
 
@@ -233,8 +233,8 @@ def hooked(x):
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_probe_could_overlook_is_not_proved(name):
     model = Written(REFUSED[name], first=nn.Linear(4, 4), layer=linear())
-    with pytest.raises(CannotFollow):
-        prove(model, "one-pass", product, NUMBERS, torch.zeros(3), torch.zeros(3, 4), in_part=False)
+    with pytest.raises(CannotTrace):
+        prove_engine(model, "one-pass", product, NUMBERS, torch.zeros(3), torch.zeros(3, 4), in_part=False)
 
 
 def test_layers_must_get_the_records_in_front():
@@ -242,8 +242,10 @@ def test_layers_must_get_the_records_in_front():
     merged = Written(lambda self, x: self.layer(x.flatten(0, 1)).unflatten(0, (-1, 3)), layer=nn.Linear(4, 4))
     recurrent = Written(lambda self, x: self.layer(x)[0], layer=nn.LSTM(4, 4))
     for model in (by_time, merged, recurrent):
-        with pytest.raises(CannotFollow, match=r"rows"):
-            prove(model, "one-pass", None, torch.zeros(3, 4), torch.zeros(()), torch.zeros(3, 3, 4), in_part=False)
+        with pytest.raises(CannotTrace, match=r"rows"):
+            prove_engine(
+                model, "one-pass", None, torch.zeros(3, 4), torch.zeros(()), torch.zeros(3, 3, 4), in_part=False
+            )
 
 
 def test_an_attribute_that_changes_in_the_forward_pass_is_named():
@@ -251,8 +253,8 @@ def test_an_attribute_that_changes_in_the_forward_pass_is_named():
         self.calls = getattr(self, "calls", 0) + 1
         return self.layer(x)
 
-    with pytest.raises(CannotFollow, match="attribute calls of Written changes"):
-        prove(
+    with pytest.raises(CannotTrace, match="attribute calls of Written changes"):
+        prove_engine(
             Written(counts, layer=linear()),
             "one-pass",
             None,
@@ -303,7 +305,7 @@ def test_a_proof_does_not_hold_for_another_kind_of_batch(name):
     condition, change, other = KINDS[name]
     torch.manual_seed(0)
     model = MixesWhen(condition)
-    choice = prove(model, "one-pass", product, NUMBERS, torch.zeros(3), torch.zeros(3, 4), in_part=False)
+    choice = prove_engine(model, "one-pass", product, NUMBERS, torch.zeros(3), torch.zeros(3, 4), in_part=False)
     engine = vetted_engine(model, choice, NUMBERS)
     batch, targets = torch.randn(6, 4), torch.randn(6, 3)
     assert torch.allclose(found(engine, batch, targets), alone(model, batch, targets), atol=1e-5)
@@ -374,7 +376,7 @@ def test_the_probe_compares_gradients_of_single_records_in_companies_of_several_
             return gradient.flip(0) if len(gradient) == 5 else 2 * gradient if len(gradient) == company else gradient
 
     model = Written(lambda self, x: self.layer(Wrong.apply(self.first(x))), first=nn.Linear(4, 4), layer=linear())
-    probe = _Probe(prepared(model), product, NUMBERS, torch.zeros(3))
+    probe = _Probe(prepare_model(model), product, NUMBERS, torch.zeros(3))
     assert not probe.agrees(EngineChoice("one-pass"))
 
 
@@ -390,9 +392,9 @@ def test_checkpointed_layers_run_together():
 
 
 def test_a_followed_tensor_is_of_no_use_outside():
-    from apportion.models.following import Follower
-    from apportion.models.record_rules import places
+    from apportion.models.record_rules import apply_rule
+    from apportion.models.record_tracer import RecordTracer
 
-    left = Follower(7, places, torch.device("cpu")).follow(NUMBERS)
-    with pytest.raises(RecordsMeet, match="left the run"):
+    left = RecordTracer(7, apply_rule, torch.device("cpu")).trace_batch(NUMBERS)
+    with pytest.raises(RecordsMayMix, match="left the run"):
         left + 1

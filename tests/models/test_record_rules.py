@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from apportion.models.following import Followed, Follower, Place, RecordsMeet
-from apportion.models.record_rules import places
+from apportion.models.record_rules import apply_rule
+from apportion.models.record_tracer import Place, RecordsMayMix, RecordTracer, TracedTensor
 
 B = 7
 CPU = torch.device("cpu")
@@ -28,10 +28,10 @@ def values(*shapes, integer=False):
 
 def followed(program, inputs):
     """The place of the result of a program, whose inputs have records in front."""
-    follower = Follower(B, places, CPU)
-    with follower.run():
-        result = program(*(follower.follow(tensor[0]) for tensor in inputs))
-    assert isinstance(result, Followed)
+    tracer = RecordTracer(B, apply_rule, CPU)
+    with tracer.run():
+        result = program(*(tracer.trace_batch(tensor[0]) for tensor in inputs))
+    assert isinstance(result, TracedTensor)
     return result.place
 
 
@@ -371,26 +371,26 @@ def test_what_keeps_records_apart_is_followed_to_the_right_place(name):
 @pytest.mark.parametrize("name", TOGETHER)
 def test_what_lets_records_meet_is_refused(name):
     program, *shapes = TOGETHER[name]
-    with pytest.raises((RecordsMeet, RuntimeError, TypeError, IndexError)):
+    with pytest.raises((RecordsMayMix, RuntimeError, TypeError, IndexError)):
         followed(program, values(*shapes))
 
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_what_depends_on_the_number_of_records_is_refused(name):
     program, *shapes = COUNTED[name]
-    follower = Follower(B, places, CPU)
-    given = [follower.follow(torch.zeros(shape[1:]).double()) for shape in shapes]
+    tracer = RecordTracer(B, apply_rule, CPU)
+    given = [tracer.trace_batch(torch.zeros(shape[1:]).double()) for shape in shapes]
     if program.__code__.co_argcount > len(given):
-        given.append(follower.made((40, 4), None, MATRIX))
-    with pytest.raises(RecordsMeet), follower.run():
+        given.append(tracer.make_traced((40, 4), None, MATRIX))
+    with pytest.raises(RecordsMayMix), tracer.run():
         program(*given)
 
 
 def test_a_weight_with_as_many_rows_as_records_is_not_taken_for_records():
     for spread in (lambda w: w.expand(3, B, 4), lambda w: w.repeat(B, 1)):
-        follower = Follower(B, places, CPU)
-        with pytest.raises(RecordsMeet, match="constant has a row"), follower.run():
-            spread(follower.made((B, 4), None, MATRIX))
+        tracer = RecordTracer(B, apply_rule, CPU)
+        with pytest.raises(RecordsMayMix, match="constant has a row"), tracer.run():
+            spread(tracer.make_traced((B, 4), None, MATRIX))
 
 
 @pytest.mark.parametrize("name", APART)
@@ -410,9 +410,9 @@ def test_the_gradient_of_what_keeps_records_apart_stays_apart_too(name):
         torch.autograd.backward([result], [torch.ones_like(result)])
         return leaves[0].grad
 
-    follower = Follower(B, places, CPU)
-    with follower.run():
-        place = gradient(*(follower.follow(tensor[0]) for tensor in inputs)).place
+    tracer = RecordTracer(B, apply_rule, CPU)
+    with tracer.run():
+        place = gradient(*(tracer.trace_batch(tensor[0]) for tensor in inputs)).place
     assert place == Place(0)
     assert true_of(gradient, inputs, place)
 
@@ -427,9 +427,9 @@ def test_a_mixing_backward_pass_of_a_function_of_its_own_is_refused():
         def backward(context, gradient):
             return gradient - gradient.mean(0)
 
-    follower = Follower(B, places, CPU)
-    with pytest.raises(RecordsMeet, match="mean"), follower.run():
-        x = follower.follow(torch.zeros(4)).requires_grad_()
+    tracer = RecordTracer(B, apply_rule, CPU)
+    with pytest.raises(RecordsMayMix, match="mean"), tracer.run():
+        x = tracer.trace_batch(torch.zeros(4)).requires_grad_()
         y = Centred.apply(x)
         torch.autograd.backward([y], [torch.ones_like(y)])
 
@@ -441,23 +441,23 @@ def test_a_model_cannot_catch_a_refusal_and_go_on():
         except Exception:
             return x
 
-    with pytest.raises(RecordsMeet, match="mean"):
+    with pytest.raises(RecordsMayMix, match="mean"):
         followed(sly, values((B, 4)))
 
 
 def test_random_numbers_of_python_are_noticed():
     import random
 
-    with pytest.raises(RecordsMeet, match="random numbers"):
+    with pytest.raises(RecordsMayMix, match="random numbers"):
         followed(lambda x: x * random.random(), values((B, 4)))
 
 
 def path_of(program, records, shape=(4,)):
-    follower = Follower(records, places, CPU)
-    x = follower.follow(torch.zeros(shape))
-    with follower.run():
+    tracer = RecordTracer(records, apply_rule, CPU)
+    x = tracer.trace_batch(torch.zeros(shape))
+    with tracer.run():
         program(x)
-    return follower.path
+    return tracer.path
 
 
 @pytest.mark.parametrize(
@@ -475,7 +475,12 @@ def path_of(program, records, shape=(4,)):
 def test_what_depends_on_the_number_of_records_takes_different_paths(program):
     small, large = path_of(program, 7), path_of(program, 11)
     three = path_of(program, 13)
-    assert small.difference(large) or large.difference(small) or small.difference(three) or small.looks_at_count
+    assert (
+        small.find_difference(large)
+        or large.find_difference(small)
+        or small.find_difference(three)
+        or small.looks_at_count
+    )
 
 
 @pytest.mark.parametrize(
@@ -528,7 +533,7 @@ def test_what_the_profiler_is_told_is_no_difference():
         with torch.profiler.record_function("a part"):
             return x * 2
 
-    assert path_of(profiled, 7).difference(path_of(profiled, 11)) is None
+    assert path_of(profiled, 7).find_difference(path_of(profiled, 11)) is None
 
 
 def test_a_run_with_another_number_of_records_is_compared_with_what_is_known():
@@ -537,13 +542,13 @@ def test_a_run_with_another_number_of_records_is_compared_with_what_is_known():
 
     known = path_of(branches, 7)
     for records, same in ((8, True), (12, False), (16, True)):
-        follower = Follower(records, places, CPU, known)
-        x = follower.follow(torch.zeros(4))
+        tracer = RecordTracer(records, apply_rule, CPU, known)
+        x = tracer.trace_batch(torch.zeros(4))
         if same:
-            with follower.run():
+            with tracer.run():
                 branches(x)
         else:
-            with pytest.raises(RecordsMeet, match="number of records"), follower.run():
+            with pytest.raises(RecordsMayMix, match="number of records"), tracer.run():
                 branches(x)
 
 
@@ -558,12 +563,12 @@ def test_a_run_with_another_number_of_records_is_compared_with_what_is_known():
 )
 def test_the_same_operations_on_other_tensors_are_another_path(program):
     known = path_of(program, 7)
-    assert known.difference(path_of(program, 11)) is None
+    assert known.find_difference(path_of(program, 11)) is None
     for records in (8, 12):
-        follower = Follower(records, places, CPU, known)
-        x = follower.follow(torch.zeros(4))
-        refused = pytest.raises(RecordsMeet, match="number of records") if records == 12 else contextlib.nullcontext()
-        with refused, follower.run():
+        tracer = RecordTracer(records, apply_rule, CPU, known)
+        x = tracer.trace_batch(torch.zeros(4))
+        refused = pytest.raises(RecordsMayMix, match="number of records") if records == 12 else contextlib.nullcontext()
+        with refused, tracer.run():
             program(x)
 
 
@@ -578,15 +583,15 @@ def test_a_run_again_has_the_same_weights_and_needs_no_targets(count, same):
             return self.layers[len(x) == 12](x)
 
     def run(records, known, targets):
-        model, follower = Two(), Follower(records, places, CPU, known)
-        x, *_ = (follower.follow(torch.zeros(4)) for _ in range(1 + targets))
-        follower.hide(model)
-        with follower.run():
+        model, tracer = Two(), RecordTracer(records, apply_rule, CPU, known)
+        x, *_ = (tracer.trace_batch(torch.zeros(4)) for _ in range(1 + targets))
+        tracer.hide_weights(model)
+        with tracer.run():
             model(x)
-        return follower.path
+        return tracer.path
 
     known = run(7, None, targets=1)
-    with contextlib.nullcontext() if same else pytest.raises(RecordsMeet, match="number of records"):
+    with contextlib.nullcontext() if same else pytest.raises(RecordsMayMix, match="number of records"):
         run(count, known, targets=0)
 
 
@@ -596,11 +601,11 @@ def test_an_operation_that_torch_takes_apart_is_compared_part_by_part():
 
     known = path_of(loss, 7)
     assert any(operation.taken_apart for operation in known.operations)
-    follower = Follower(12, places, CPU, known)
-    x = follower.follow(torch.zeros(4))
-    with follower.run():
+    tracer = RecordTracer(12, apply_rule, CPU, known)
+    x = tracer.trace_batch(torch.zeros(4))
+    with tracer.run():
         loss(x)
-    assert len(follower.path.operations) == len(known.operations)
+    assert len(tracer.path.operations) == len(known.operations)
 
 
 def test_a_backward_pass_that_looks_at_the_number_of_records_is_refused():
@@ -615,16 +620,16 @@ def test_a_backward_pass_that_looks_at_the_number_of_records_is_refused():
         def backward(context, gradient):
             return gradient - gradient.mean(0) if len(gradient) == 37 else gradient * 1
 
-    follower = Follower(B, places, CPU)
-    with pytest.raises(RecordsMeet, match="backward"), follower.run():
-        x = follower.follow(torch.zeros(4)).requires_grad_()
+    tracer = RecordTracer(B, apply_rule, CPU)
+    with pytest.raises(RecordsMayMix, match="backward"), tracer.run():
+        x = tracer.trace_batch(torch.zeros(4)).requires_grad_()
         y = Centred.apply(x)
         torch.autograd.backward([y], [torch.ones_like(y)])
 
 
 def test_kernels_without_a_rule_are_refused():
     layer = nn.LSTM(4, 3, batch_first=True)
-    with pytest.raises(RecordsMeet, match="not known"):
+    with pytest.raises(RecordsMayMix, match="not known"):
         followed(lambda x: layer(x)[0], [torch.zeros(B, 5, 4)])
 
 
@@ -639,7 +644,7 @@ def test_weights_have_no_values_while_records_are_followed():
         def forward(self, x):
             return self.layer(x) if self.gate < 0.5 else self.layer(x - x.mean(0))
 
-    model, follower = Gated(), Follower(B, places, CPU)
-    follower.hide(model)
-    with pytest.raises(RecordsMeet, match="weights"), follower.run():
-        model(follower.follow(torch.zeros(4)))
+    model, tracer = Gated(), RecordTracer(B, apply_rule, CPU)
+    tracer.hide_weights(model)
+    with pytest.raises(RecordsMayMix, match="weights"), tracer.run():
+        model(tracer.trace_batch(torch.zeros(4)))

@@ -20,8 +20,8 @@ from hypothesis import given, settings, strategies
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from apportion.models.following import ANY, PICKED, Followed, Follower, Place
-from apportion.models.record_rules import places
+from apportion.models.record_rules import apply_rule
+from apportion.models.record_tracer import ANY, PICKED, Place, RecordTracer, TracedTensor
 
 # torch's list is in a module that also has torch's own test cases, and these are of a class from elsewhere.
 sys.modules.setdefault("expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))  # type: ignore[arg-type]
@@ -138,20 +138,20 @@ def follow(case, backward, hidden):
     Args:
         hidden: whether what has no records is a weight, without values, instead of a constant.
     """
-    follower = Follower(case.records, places, CPU)
-    with contextlib.suppress(Exception), follower.run():
+    tracer = RecordTracer(case.records, apply_rule, CPU)
+    with contextlib.suppress(Exception), tracer.run():
         leaves = []
         for index, leaf in enumerate(case.leaves):
             if index in case.marked:
-                leaf = follower.made(leaf.shape, Place(case.marked[index]), leaf)
+                leaf = tracer.make_traced(leaf.shape, Place(case.marked[index]), leaf)
             elif isinstance(leaf, torch.Tensor) and hidden:
-                leaf = follower.made(leaf.shape, None, leaf)
+                leaf = tracer.make_traced(leaf.shape, None, leaf)
             leaves.append(leaf)
         if not backward:
             return [place_of(result) for result in tensors(case.call(leaves))]
-        wanted = [leaf.requires_grad_() for leaf in leaves if isinstance(leaf, Followed) and differentiable(leaf)]
+        wanted = [leaf.requires_grad_() for leaf in leaves if isinstance(leaf, TracedTensor) and differentiable(leaf)]
         results = [result for result in tensors(case.call(leaves)) if result.requires_grad]
-        given = [follower.made(result.meta.shape, result.place, result) for result in results]
+        given = [tracer.make_traced(result.meta.shape, result.place, result) for result in results]
         gradients = torch.autograd.grad(results, wanted, given, allow_unused=True)
         return [place_of(gradient) for gradient in gradients if gradient is not None], [one.place for one in given]
     return None
@@ -170,7 +170,7 @@ class Draws(TorchDispatchMode):
 
 
 def place_of(tensor):
-    return tensor.place if isinstance(tensor, Followed) else None
+    return tensor.place if isinstance(tensor, TracedTensor) else None
 
 
 def findings(case):

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from apportion.curator.clipping import clipped_sums, held
+from apportion.curator.clipping import as_gradients, clip_and_sum
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.tree import map_tensors
-from apportion.models.engine_choice import per_record_mode
+from apportion.models.engine_choice import choose_engine
 from apportion.models.probe import probe_loss, probe_model
 from apportion.request import ClippedSum
 
@@ -39,14 +39,14 @@ def built(name, size=5, dtype=torch.float64):
 def mode_of(name):
     model, inputs, targets, loss = built(name, size=1)
     example = map_tensors(lambda tensor: tensor[0], (inputs, targets))
-    return per_record_mode(model, loss, *example)
+    return choose_engine(model, loss, *example).mode
 
 
 def gradients_of(engine, inputs, targets, loss_fn):
     loss = engine.record_losses(loss_fn, engine.forward(map_tensors(torch.clone, inputs)), targets).sum()
     engine.require_own_parameters(loss)
     loss.backward()
-    return held(engine.gradients())
+    return as_gradients(engine.gradients())
 
 
 def groupings(names, squares):
@@ -85,7 +85,7 @@ def test_a_model_runs_in_one_pass_without_a_fallback(name):
     example = map_tensors(lambda tensor: tensor[0], (inputs, targets))
     probe_model(model, example[0])
     probe_loss(model, loss, *example)
-    mode = per_record_mode(model, loss, *example)
+    mode = choose_engine(model, loss, *example).mode
     assert mode in ONE_PASS
     assert build_engine(model, mode).fallbacks == ()
 
@@ -110,8 +110,8 @@ def test_norms_and_clipped_sums_are_those_of_single_records(name, size, dtype):
         )
     clipped = 0
     for releases in groupings(names, squares).values():
-        sums = clipped_sums(expected, releases)
-        close(clipped_sums(found, releases), sums, tolerance)
+        sums = clip_and_sum(expected, releases)
+        close(clip_and_sum(found, releases), sums, tolerance)
         clipped += sum(
             int((torch.stack([squares[key] for key in release.parameters]).sum(0).sqrt() > release.threshold).sum())
             for release in releases
@@ -138,7 +138,7 @@ def test_a_record_of_nan_contributes_nothing(name):
     engine = build_engine(model, mode_of(name))
 
     def sums(data):
-        return clipped_sums(gradients_of(engine, *data, loss), releases)
+        return clip_and_sum(gradients_of(engine, *data, loss), releases)
 
     others = map_tensors(lambda tensor: tensor[1:], (inputs, targets))
     expected = sums(others)

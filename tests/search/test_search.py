@@ -364,8 +364,8 @@ def test_the_noise_is_that_of_the_mechanism(momentum_trainer, monkeypatch):
         deviations.append(standard_deviation)
         return gaussian(exact_sum, standard_deviation, *rest)
 
-    gaussian = mechanisms.gaussian
-    monkeypatch.setattr(mechanisms, "gaussian", recorded)
+    gaussian = mechanisms.add_gaussian_noise
+    monkeypatch.setattr(mechanisms, "add_gaussian_noise", recorded)
     momentum_trainer.train_epoch(momentum_trainer.initial(0), 0.3, seed=1)
     assert len(deviations) == 2 * round(1437 / 256)  # weight and bias, at every step of one epoch
     assert len(set(deviations)) == 1

@@ -54,7 +54,7 @@ def life(folder, mode, resume, point, countdown, steps, spare, out_of=None):
     """Train until the end, or until `point` was passed `countdown` times."""
     torch.set_num_threads(1)
     _Death.point, _Death.countdown = point, countdown
-    gaussian, replace, note = mechanisms.gaussian, os.replace, exact.DrawBook.note
+    gaussian, replace, note = mechanisms.add_gaussian_noise, os.replace, exact.DrawBook.note
 
     def watched(*arguments):
         _Death.passes("charged")
@@ -70,7 +70,7 @@ def life(folder, mode, resume, point, countdown, steps, spare, out_of=None):
         note(self, token, **content)
         _Death.passes("noted")
 
-    mechanisms.gaussian, exact.DrawBook.note, checkpoint.os.replace = watched, noted, half
+    mechanisms.add_gaussian_noise, exact.DrawBook.note, checkpoint.os.replace = watched, noted, half
     train(folder, mode, resume, steps, spare)
 
 

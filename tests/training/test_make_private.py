@@ -394,12 +394,14 @@ class Restless:
 def test_a_threshold_changed_inside_a_logical_batch_waits_for_the_next_one(model, records, budget, monkeypatch):
     """Clip and noise of one draw come from its one frozen request, whatever happens to the strategy meanwhile."""
     deviations, clips = [], []
-    noise, sums = mechanisms.gaussian, curator_module.clipped_sums
+    noise, sums = mechanisms.add_gaussian_noise, curator_module.clip_and_sum
     monkeypatch.setattr(
-        mechanisms, "gaussian", lambda t, deviation, *rest: deviations.append(deviation) or noise(t, deviation, *rest)
+        mechanisms,
+        "add_gaussian_noise",
+        lambda t, deviation, *rest: deviations.append(deviation) or noise(t, deviation, *rest),
     )
     monkeypatch.setattr(
-        curator_module, "clipped_sums", lambda r, releases: clips.append(releases[0].threshold) or sums(r, releases)
+        curator_module, "clip_and_sum", lambda r, releases: clips.append(releases[0].threshold) or sums(r, releases)
     )
     strategy = Restless()
     run = private(
@@ -503,8 +505,10 @@ def left_by_mistake(run):
 @pytest.mark.parametrize("leave", [closed, broken_off, raised, raised_before_the_step, left_by_mistake])
 def test_what_was_read_of_a_draw_that_was_left_reaches_no_other(model, records, budget, monkeypatch, leave):
     seen = []
-    right = mechanisms.gaussian
-    monkeypatch.setattr(mechanisms, "gaussian", lambda total, *rest: seen.append(total.clone()) or right(total, *rest))
+    right = mechanisms.add_gaussian_noise
+    monkeypatch.setattr(
+        mechanisms, "add_gaussian_noise", lambda total, *rest: seen.append(total.clone()) or right(total, *rest)
+    )
 
     def totals(before):
         run = halves(copy.deepcopy(model), records, budget, steps=2)

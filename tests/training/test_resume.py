@@ -17,8 +17,8 @@ import runs
 from apportion.accounting.ledger import Ledger
 from apportion.accounting.run_filter import GaussianRuns
 from apportion.curator import mechanisms
-from apportion.curator.clipping import clipped_sums
-from apportion.curator.coins import poisson_draw
+from apportion.curator.clipping import clip_and_sum
+from apportion.curator.randomness import poisson_sample
 from apportion.request import ClippedSum
 from apportion.training import checkpoint
 from apportion.training.checkpoint import read_checkpoint
@@ -410,9 +410,9 @@ def test_exact_burns_a_draw_whose_value_comes_out_different(tmp_path, dies, monk
     older_checkpoint(folder, dies, spare=2, mode="exact")
 
     def doubled(rows, releases):
-        return {name: 2 * part for name, part in clipped_sums(rows, releases).items()}
+        return {name: 2 * part for name, part in clip_and_sum(rows, releases).items()}
 
-    monkeypatch.setattr("apportion.curator.curator.clipped_sums", doubled)
+    monkeypatch.setattr("apportion.curator.curator.clip_and_sum", doubled)
     run = train(folder, "exact", True, STEPS, 2, Sudden())
     paid = tokens_of(folder)
     assert paid[:8] == list(range(1, 9))
@@ -428,12 +428,12 @@ def test_exact_gives_another_question_another_stream(tmp_path, dies, monkeypatch
     older_checkpoint(folder, dies, spare=5, mode="exact")
     noises = []
 
-    def listen(exact_sum, deviation, stream, divisor, right=mechanisms.gaussian):
+    def listen(exact_sum, deviation, stream, divisor, right=mechanisms.add_gaussian_noise):
         exact, answer = exact_sum.double().clone(), right(exact_sum, deviation, stream, divisor)
         noises.append(answer * divisor - exact)
         return answer
 
-    monkeypatch.setattr(mechanisms, "gaussian", listen)
+    monkeypatch.setattr(mechanisms, "add_gaussian_noise", listen)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
     train(folder, "exact", True, STEPS, 5, Sudden())
     assert tokens_of(folder) == [*range(1, 9), 13, 14, 15, 16, 17, 9, 10, 11, 12]
@@ -457,18 +457,18 @@ def test_coins_and_noise_are_independent_of_those_before_the_crash(tmp_path, die
     """30,000 normals and 400 coins a step: correlations of 0.03 would show, and nothing is ever equal."""
     noises, draws = [], []
 
-    def listen(exact_sum, deviation, stream, divisor, right=mechanisms.gaussian):
+    def listen(exact_sum, deviation, stream, divisor, right=mechanisms.add_gaussian_noise):
         exact, answer = exact_sum.double().clone(), right(exact_sum, deviation, stream, divisor)
         noises.append(((answer * divisor - exact) / deviation).flatten())
         return answer
 
-    def watch(records, rate, coins, right=poisson_draw):
+    def watch(records, rate, coins, right=poisson_sample):
         members = right(records, rate, coins)
         draws.append(tuple(members))
         return members
 
-    monkeypatch.setattr(mechanisms, "gaussian", listen)
-    monkeypatch.setattr("apportion.curator.curator.poisson_draw", watch)
+    monkeypatch.setattr(mechanisms, "add_gaussian_noise", listen)
+    monkeypatch.setattr("apportion.curator.curator.poisson_sample", watch)
     inputs = torch.randn(400, 200)
 
     def go(resume):
@@ -505,12 +505,12 @@ def test_a_copy_of_the_folder_cannot_ask_the_draw_in_flight_about_other_records(
     """Charged but not handed out; then resumed twice. The noise of the lost draw must meet neither of the two again."""
     folder, noises = tmp_path / "run", []
 
-    def listen(exact_sum, deviation, stream, divisor, right=mechanisms.gaussian):
+    def listen(exact_sum, deviation, stream, divisor, right=mechanisms.add_gaussian_noise):
         exact, answer = exact_sum.double().clone(), right(exact_sum, deviation, stream, divisor)
         noises.append((answer * divisor - exact).flatten()[0].item())
         return answer
 
-    monkeypatch.setattr(mechanisms, "gaussian", listen)
+    monkeypatch.setattr(mechanisms, "add_gaussian_noise", listen)
 
     def fails(book, token, right=DrawBook.note, **content):
         if "value" in content and token == 5:

@@ -82,9 +82,11 @@ def test_training_learns(records, budget):
 
 def test_a_decaying_clip_moves_threshold_and_noise_together(model, records, budget, monkeypatch):
     deviations = []
-    right = mechanisms.gaussian
+    right = mechanisms.add_gaussian_noise
     monkeypatch.setattr(
-        mechanisms, "gaussian", lambda t, deviation, *rest: deviations.append(deviation) or right(t, deviation, *rest)
+        mechanisms,
+        "add_gaussian_noise",
+        lambda t, deviation, *rest: deviations.append(deviation) or right(t, deviation, *rest),
     )
     run = train(model, records, budget, clip=ap.clip.Decay(start=0.8), sample_rate=1.0)
     per_step = deviations[::4]

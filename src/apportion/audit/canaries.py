@@ -151,8 +151,8 @@ class CanaryGradients:
         self._coordinates, self._amount = coordinates, amount
         self._numbers: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
-    def follow(self) -> None:
-        self._engine.follow()
+    def sync_weights(self) -> None:
+        self._engine.sync_weights()
 
     def forward(self, inputs: Any) -> Any:
         numbers, example = inputs

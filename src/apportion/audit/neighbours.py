@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from apportion.curator.clipping import held
+from apportion.curator.clipping import as_gradients
 from apportion.curator.curator import LossFunction
 from apportion.curator.gradients.engine import EngineChoice, build_engine
 from apportion.curator.records import Batch, Records, as_records
-from apportion.curator.tree import map_tensors, tensors_of
+from apportion.curator.tree import map_tensors, tensor_leaves
 
 _SCALES = (1.0, 10.0, 1e3, 1e6)
 _OVERFLOW = 1e30
@@ -127,14 +127,14 @@ def _gradient_norms(model: nn.Module, loss_fn: LossFunction | None, choice: Engi
     try:
         outputs = engine.forward(inputs)
         if loss_fn is None:  # of a loop of one's own only the model is known
-            losses = torch.stack([tensor.abs().sum() for tensor in tensors_of(outputs)])
+            losses = torch.stack([tensor.abs().sum() for tensor in tensor_leaves(outputs)])
         else:
             losses = engine.record_losses(loss_fn, outputs, targets)
         losses.sum().backward()
     except Exception:
         return torch.zeros(1)
     with torch.no_grad():
-        squares = held(engine.gradients()).squared_norms()
+        squares = as_gradients(engine.gradients()).squared_norms()
     return torch.stack(list(squares.values())).sum(0).sqrt()
 
 
@@ -143,7 +143,7 @@ def _is_integer(tensor: Tensor) -> bool:
 
 
 def _any(tree: Any, kind: Callable[[Tensor], bool]) -> bool:
-    return any(kind(tensor) for tensor in tensors_of(tree))
+    return any(kind(tensor) for tensor in tensor_leaves(tree))
 
 
 def _floats(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -26,7 +26,7 @@ from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.errors import InvalidArgument
 from apportion.execution import Execution
-from apportion.models.check import copy_of
+from apportion.models.check import copy_model
 from apportion.planning import Plan
 from apportion.request import ClippedSum, Release, Released
 from apportion.strategies.clip import Clip
@@ -85,7 +85,7 @@ def plant(
             "model", type(model).__name__, "its loss or its data is missing", "Pass loss_fn and data too"
         )
     else:
-        model, example = copy_of(model), as_records(data).example
+        model, example = copy_model(model), as_records(data).example
     releases = _first_releases(plan, model)
     coordinates = deal_coordinates(releases, parameter_sizes(model), len(included))
     amount = EXCESS * max(release.threshold for release in releases)

@@ -118,7 +118,7 @@ class Recorder:
         """Real noise, or the answer that was kept for this call."""
         step, exact, own_stream = self.steps[-1], exact_sum.double().clone(), noise is self.steps[-1].noise
         kept = None if self._kept is None else self._kept_answer(exact_sum)
-        answer = mechanisms.gaussian(exact_sum, standard_deviation, noise, divisor)
+        answer = mechanisms.add_gaussian_noise(exact_sum, standard_deviation, noise, divisor)
         if kept is not None:
             answer.data.copy_(kept)  # not counted as a write: in its form, too, the answer is a real one
         shown = answer.double().clone()

@@ -24,7 +24,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from apportion.curator import mechanisms
 from apportion.curator.clipping import Gradients, Rows
-from apportion.curator.curator import Charges, Curator, Draw, Draws, LossFunction
+from apportion.curator.curator import Charges, Curator, Draw, LossFunction, StreamSource
 from apportion.curator.gradients.engine import Engine
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Stream
@@ -117,7 +117,7 @@ def unseal(tree: Any) -> Any:
 
 def declassifying_gaussian(exact_sum: Tensor, standard_deviation: float, noise: Stream, divisor: float) -> Tensor:
     """The one way out: noise makes an ordinary tensor of a sealed sum."""
-    return mechanisms.gaussian(unseal(exact_sum), standard_deviation, noise, divisor)
+    return mechanisms.add_gaussian_noise(unseal(exact_sum), standard_deviation, noise, divisor)
 
 
 class SealedGradients(ReferenceGradients):
@@ -162,7 +162,7 @@ class SealedCurator(Curator):
         records: Records,
         engine: Engine,
         charges: Charges,
-        randomness: Draws,
+        randomness: StreamSource,
         execution: Execution | None = None,
     ):
         super().__init__(_sealed_records(records), engine, charges, randomness, execution, declassifying_gaussian)

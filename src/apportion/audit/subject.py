@@ -19,7 +19,7 @@ from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.records import Batch
 from apportion.errors import InvalidArgument
 from apportion.execution import Execution
-from apportion.models.check import copy_of
+from apportion.models.check import copy_model
 from apportion.planning import Plan, find_recipe
 from apportion.strategies.recipes import Recipe
 from apportion.training.loop import take_steps
@@ -49,7 +49,7 @@ class Subject:
 
     def run(self, common: Batch, last: Batch | None, recorder: Recorder, *, readable: bool = True) -> None:
         """Take all steps on `common` and `last`, from the same start every time."""
-        model = copy_of(self.model)
+        model = copy_model(self.model)
         optimizer = build_optimizer(model, self.optimizer, self.lr)
         setup = Setup(
             model=model,
@@ -69,7 +69,7 @@ class Subject:
             self.loop(Private(session, self.loss_reduction))
         else:
             assert self.loss_fn is not None
-            take_steps(session, copy_of(self.loss_fn) if isinstance(self.loss_fn, nn.Module) else self.loss_fn)
+            take_steps(session, copy_model(self.loss_fn) if isinstance(self.loss_fn, nn.Module) else self.loss_fn)
 
 
 def audited_recipe(plan: Plan | Recipe | str) -> Recipe:
@@ -86,7 +86,7 @@ def without_dropout(model: nn.Module) -> tuple[nn.Module, list[str]]:
     """A copy whose dropout drops nothing, and the layers that were changed: masks would differ with the number of records."""
     if not isinstance(model, nn.Module):
         raise InvalidArgument("model", model, f"it is a {type(model).__name__}", "Pass a torch.nn.Module")
-    subject = copy_of(model)
+    subject = copy_model(model)
     silenced = []
     for name, module in subject.named_modules():
         # nn.Dropout and its kin; nn.MultiheadAttention, nn.LSTM and many layers written by hand

@@ -32,7 +32,7 @@ def check(
     from rich.table import Table
 
     from apportion.compare.resolve import load_example, load_model
-    from apportion.execution import as_text
+    from apportion.execution import format_bytes
     from apportion.models.check import check as check_model
     from apportion.models.fix import fix
     from apportion.models.inspection import inspect
@@ -68,8 +68,8 @@ def check(
                 for path in engine.fallbacks:
                     console.print(f"{path} has no rule of its own and runs record by record.", markup=False)
                 console.print(
-                    f"Memory, predicted: {as_text(engine.memory)} with {engine.physical_batch:,} records at one time, "
-                    f"{as_text(engine.memory_per_record)} for each further record; the data comes on top."
+                    f"Memory, predicted: {format_bytes(engine.memory)} with {engine.physical_batch:,} records at one time, "
+                    f"{format_bytes(engine.memory_per_record)} for each further record; the data comes on top."
                 )
                 console.print(
                     f"Time, a quick estimate: a private gradient takes {engine.relative_cost:.1f} times an ordinary one."

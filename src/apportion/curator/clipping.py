@@ -12,17 +12,19 @@ Edge cases, each with a test:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from apportion.curator import framed
 from apportion.request import ClippedSum, Frame, Release, Statistic, UnclippedCount
 
-RAMP = 0.1
+RAMP_WIDTH = 0.1
 """The width, in thresholds, over which a record passes from unclipped to clipped in a count (`UnclippedCount`)."""
+
+FRAME_CHUNK_NUMBERS = 1 << 17
+"""Numbers that are written out at a time: in float64 they stay in a core's cache."""
 
 Rows = Mapping[str, Tensor]
 """For each trained parameter the gradients of b records: a tensor (b, *shape of the parameter)."""
@@ -35,7 +37,7 @@ class Gradients(Protocol):
         """‖g_i‖² for each trained parameter, (b,), in float64 and never too small by more than the headroom."""
         ...
 
-    def silence(self, records: Tensor) -> None:
+    def zero_records(self, records: Tensor) -> None:
         """Forget the records of a mask (b,): what is not finite must not even meet a weight of zero."""
         ...
 
@@ -52,7 +54,7 @@ class Gradients(Protocol):
         ...
 
 
-class WrittenRows:
+class MaterialisedGradients:
     """Gradients that are written out. All arithmetic in float64, so that rounding stays far below the headroom."""
 
     def __init__(self, rows: Rows):
@@ -60,17 +62,17 @@ class WrittenRows:
 
     def squared_norms(self) -> dict[str, Tensor]:
         return {
-            name: torch.linalg.vector_norm(framed.flat(rows), dim=1, dtype=torch.float64).square()
+            name: torch.linalg.vector_norm(flatten_rows(rows), dim=1, dtype=torch.float64).square()
             for name, rows in self._rows.items()
         }
 
-    def silence(self, records: Tensor) -> None:
+    def zero_records(self, records: Tensor) -> None:
         for name, rows in self._rows.items():
             self._rows[name] = torch.where(records.reshape(-1, *[1] * (rows.dim() - 1)), 0.0, rows)
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
-            name: (weights[name] @ framed.flat(rows).to(torch.float64)).reshape(rows.shape[1:])
+            name: (weights[name] @ flatten_rows(rows).to(torch.float64)).reshape(rows.shape[1:])
             for name, rows in self._rows.items()
         }
 
@@ -86,17 +88,17 @@ def group_names(release: Release, trained: Sequence[str]) -> tuple[str, ...]:
     return tuple(trained) if release.parameters is None else release.parameters
 
 
-def held(gradients: Gradients | Rows) -> Gradients:
+def as_gradients(gradients: Gradients | Rows) -> Gradients:
     """Gradients in the one form that clipping knows."""
-    return WrittenRows(gradients) if isinstance(gradients, Mapping) else gradients
+    return MaterialisedGradients(gradients) if isinstance(gradients, Mapping) else gradients
 
 
-def clipped_sums(gradients: Gradients | Rows, releases: Sequence[Release]) -> dict[str | Statistic, Tensor]:
+def clip_and_sum(gradients: Gradients | Rows, releases: Sequence[Release]) -> dict[str | Statistic, Tensor]:
     """What the records add to each release, before noise: by parameter Σ_i g_i·min(1, C/‖g_i‖), and by statistic its sum.
 
     ‖g_i‖ is taken over the parameters of the release. Sums of a release with a frame are in the coordinates of that frame.
     """
-    records = held(gradients)
+    records = as_gradients(gradients)
     squares, frames = _squared_norms(records, releases)
     norms = [
         torch.stack([squares[name] for name in group_names(release, list(squares))]).sum(0).sqrt()
@@ -104,20 +106,20 @@ def clipped_sums(gradients: Gradients | Rows, releases: Sequence[Release]) -> di
     ]
     finite = torch.stack([norm.isfinite() for norm in norms]).all(0)
     if not finite.all():
-        records.silence(~finite)
+        records.zero_records(~finite)
     weights: dict[str, Tensor] = {}
     sums: dict[str | Statistic, Tensor] = {}
     for release, norm in zip(releases, norms, strict=True):
         if isinstance(release, ClippedSum):
             weights |= dict.fromkeys(
-                group_names(release, list(squares)), torch.where(finite, factors(release, norm), 0.0)
+                group_names(release, list(squares)), torch.where(finite, clip_factors(release, norm), 0.0)
             )
         else:
-            sums[release] = torch.where(finite, contributions(release, norm), 0.0).sum()
+            sums[release] = torch.where(finite, statistic_terms(release, norm), 0.0).sum()
     if frames.keys() != squares.keys():
         sums.update(records.weighted_sums(weights))
     for name, frame in frames.items():
-        sums[name] = framed.weighted_sum(records, name, frame, weights[name])
+        sums[name] = framed_weighted_sum(records, name, frame, weights[name])
     return sums
 
 
@@ -129,10 +131,10 @@ def _squared_norms(records: Gradients, releases: Sequence[Release]) -> tuple[dic
             frames |= dict.fromkeys(release.frame.scale, release.frame)
     whole = bool(frames) and all(isinstance(release, ClippedSum) and release.frame for release in releases)
     squares = {} if whole else records.squared_norms()
-    return squares | {name: framed.squared_norms(records, name, frame) for name, frame in frames.items()}, frames
+    return squares | {name: framed_squared_norms(records, name, frame) for name, frame in frames.items()}, frames
 
 
-def factors(release: ClippedSum, norms: Tensor) -> Tensor:
+def clip_factors(release: ClippedSum, norms: Tensor) -> Tensor:
     """By how much each record's gradient is multiplied: never to more than C."""
     if release.stabiliser is not None:
         return release.threshold / (norms + release.stabiliser)
@@ -140,8 +142,43 @@ def factors(release: ClippedSum, norms: Tensor) -> Tensor:
     return (release.threshold / norms).clamp(max=1.0)
 
 
-def contributions(statistic: Statistic, norms: Tensor) -> Tensor:
+def statistic_terms(statistic: Statistic, norms: Tensor) -> Tensor:
     """What each record adds to a statistic."""
     if isinstance(statistic, UnclippedCount):
-        return ((statistic.threshold - norms) / (RAMP * statistic.threshold)).clamp(-0.5, 0.5)
+        return ((statistic.threshold - norms) / (RAMP_WIDTH * statistic.threshold)).clamp(-0.5, 0.5)
     return norms.clamp(max=statistic.bound)
+
+
+# Clipping in a frame, (g_i − m)/b: every record has to be written out, a few at a time. In float64 from the first subtraction on: m may be
+# far larger than what is left of g_i − m, and the bound holds for that.
+
+
+def framed_squared_norms(records: Gradients, name: str, frame: Frame) -> Tensor:
+    """‖(g_i − m)/b‖² for one parameter, (b,)."""
+    squares = [torch.linalg.vector_norm(rows, dim=1).square() for _, rows in _framed_rows(records, name, frame)]
+    return torch.cat([torch.zeros(0, dtype=torch.float64), *squares])
+
+
+def framed_weighted_sum(records: Gradients, name: str, frame: Frame, weights: Tensor) -> Tensor:
+    """Σ_i w_i·(g_i − m)/b for one parameter."""
+    total = torch.zeros(frame.scale[name].numel(), dtype=torch.float64)
+    for part, rows in _framed_rows(records, name, frame):
+        silent = weights[part] == 0
+        if silent.any():  # a silenced record may be anything but finite in this frame: its weight of 0 must not meet it
+            rows[silent] = 0.0
+        total += weights[part] @ rows
+    return total.reshape(frame.scale[name].shape)
+
+
+def flatten_rows(rows: Tensor) -> Tensor:
+    """(n, numbers); a parameter may be a single number."""
+    return rows.flatten(1) if rows.dim() > 1 else rows.unsqueeze(1)
+
+
+def _framed_rows(records: Gradients, name: str, frame: Frame) -> Iterator[tuple[slice, Tensor]]:
+    centre, scale = frame.centre[name].double().flatten(), frame.scale[name].double().flatten()
+    few = max(1, FRAME_CHUNK_NUMBERS // max(1, centre.numel()))
+    for start in range(0, len(records), few):
+        part = slice(start, min(start + few, len(records)))
+        rows = flatten_rows(records.rows(name, part))
+        yield part, (rows - centre).div_(scale)  # float64, and a tensor of its own

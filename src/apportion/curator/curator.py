@@ -25,16 +25,15 @@ from torch import Tensor, nn
 
 from apportion import validate
 from apportion.curator import mechanisms
-from apportion.curator.clipping import Gradients, Rows, clipped_sums, group_names
-from apportion.curator.coins import poisson_draw
-from apportion.curator.foreign_code import contained, signals_watched
+from apportion.curator.clipping import Gradients, Rows, clip_and_sum, group_names
+from apportion.curator.foreign_code import contain_errors, watch_signals
 from apportion.curator.gradients.engine import Engine
-from apportion.curator.gradients.forgetting import Forgetful
+from apportion.curator.gradients.layer_use import full_precision
 from apportion.curator.gradients.losses import ForeignParameter, LossFunction
+from apportion.curator.gradients.module_state import StatelessLoss
 from apportion.curator.gradients.reference import trained_parameters
-from apportion.curator.gradients.use import full_precision
 from apportion.curator.mechanisms import Mechanism
-from apportion.curator.randomness import DrawStreams
+from apportion.curator.randomness import DrawStreams, poisson_sample
 from apportion.curator.records import Batch, Records
 from apportion.curator.tree import batch_size, map_tensors
 from apportion.errors import InvalidArgument, WrongOrder
@@ -48,7 +47,7 @@ class Charges(Protocol):
     def charge(self, event: Event) -> None: ...
 
 
-class Draws(Protocol):
+class StreamSource(Protocol):
     """Where the random bits of each draw come from."""
 
     def next_draw(self) -> DrawStreams: ...
@@ -89,16 +88,16 @@ class Draw:
     def add(self, gradients: Gradients | Rows) -> None:
         """Clip the gradients of a micro-batch and add them to the sum: all, or none; or `SumLost`, which ends the draw."""
         with full_precision():
-            sums = clipped_sums(gradients, self.request.releases)
+            sums = clip_and_sum(gradients, self.request.releases)
             # a sum is finite only if all its terms are, and is much faster than to look at each
             if not all(bool(part.sum().isfinite()) for part in sums.values()):
                 raise ArithmeticError("a product overflowed")  # nothing was added yet
             try:
-                self._take(sums)
+                self._accumulate(sums)
             except Exception as error:  # half of it was added: to go on with single records would count them twice
                 raise SumLost("the sum of a micro-batch could not be kept") from error
 
-    def _take(self, sums: dict[str | Statistic, Tensor]) -> None:
+    def _accumulate(self, sums: dict[str | Statistic, Tensor]) -> None:
         taken = set()
         for key in list(sums):
             part, earlier = sums.pop(key), self._sums.get(key)  # freed one by one: all are as large as the model
@@ -120,29 +119,31 @@ class Draw:
         for release in self.request.sums:
             for name in group_names(release, list(self._trained)):
                 parameter = self._trained[name]
-                exact = self._sum(name, parameter)
+                exact = self._pop_sum(name, parameter)
                 # whatever the batch was, the answer is rounded once: to the parameter's type
                 if release.frame is not None or exact.dtype != parameter.dtype:
                     exact = exact.to(torch.float64)
-                answer = self._noisy(release, exact)
+                answer = self._add_noise(release, exact)
                 restored = answer if release.frame is None else release.frame.restored(name, answer)
-                gradient[name] = _plain(restored.to(parameter.dtype))
+                gradient[name] = _strip_history(restored.to(parameter.dtype))
         number = torch.zeros((), dtype=torch.float64)
-        statistics = tuple(float(self._noisy(one, self._sum(one, number).double())) for one in self.request.statistics)
+        statistics = tuple(
+            float(self._add_noise(one, self._pop_sum(one, number).double())) for one in self.request.statistics
+        )
         return Released(self.request, gradient, statistics)
 
-    def _noisy(self, release: Release, exact_sum: Tensor) -> Tensor:
+    def _add_noise(self, release: Release, exact_sum: Tensor) -> Tensor:
         """The sum with its noise, divided by what was declared: never by the number of records that were drawn."""
         deviation = self.request.standard_deviation(release)
         return self._mechanism(exact_sum, deviation, self._streams.noise, self.request.expected_batch_size)
 
-    def _sum(self, key: str | Statistic, like: Tensor) -> Tensor:
+    def _pop_sum(self, key: str | Statistic, like: Tensor) -> Tensor:
         """What was added up, handed over and not kept; zeros if the batch was empty."""
         total = self._sums.pop(key, None)
         return torch.zeros_like(like) if total is None else total.detach()
 
 
-def _plain(answer: Tensor) -> Tensor:
+def _strip_history(answer: Tensor) -> Tensor:
     """The same numbers in a tensor that does not tell how it came to be: strides and the count of writes would tell of the batch."""
     return answer.contiguous().view(-1).view(answer.shape).data
 
@@ -164,25 +165,25 @@ class Curator:
         records: Records,
         engine: Engine,
         charges: Charges,
-        randomness: Draws,
+        randomness: StreamSource,
         execution: Execution | None = None,
         mechanism: Mechanism | None = None,
     ):
         self._records, self._engine, self._charges, self._randomness = records, engine, charges, randomness
         self._execution = execution or Execution()
-        self._mechanism = mechanism or mechanisms.gaussian
-        self._loss: Forgetful | None = None
+        self._mechanism = mechanism or mechanisms.add_gaussian_noise
+        self._loss: StatelessLoss | None = None
 
     def open(self, request: Request) -> Draw:
         """Charge `request`, then toss its coins. For loops that compute the gradients themselves."""
         _require_priced_as_executed(request)
         self._require_all_parameters(request)
-        self._engine.follow()
+        self._engine.sync_weights()
         size = self._execution.physical_batch(request.expected_batch_size)
-        self._records.start(self._execution.workers)
+        self._records.start_workers(self._execution.workers)
         self._charges.charge(request.event())
         streams = self._randomness.next_draw()
-        members = poisson_draw(len(self._records), request.sample_rate, streams.coins)
+        members = poisson_sample(len(self._records), request.sample_rate, streams.coins)
         batches = self._records.read(members, size, streams.model)
         return Draw(request, batches, self._engine, streams, self._mechanism)
 
@@ -194,15 +195,15 @@ class Curator:
         """The noisy clipped gradient that `request` asks for."""
         if isinstance(loss_fn, nn.Module):
             if self._loss is None or self._loss.loss is not loss_fn:
-                self._loss = Forgetful(loss_fn)
+                self._loss = StatelessLoss(loss_fn)
             loss_fn = self._loss
         draw = self.open(request)
-        with signals_watched():
+        with watch_signals():
             for batch in draw.micro_batches():
                 with draw.secret_dropout(), warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # a warning may be caused by one record, and is output
                     # neither of the two is about a record; a MemoryError may be
-                    with contained(SumLost, ForeignParameter) as together:
+                    with contain_errors(SumLost, ForeignParameter) as together:
                         draw.add(self._gradients(batch, loss_fn))
                     if together.failure:
                         self._add_one_by_one(draw, batch, loss_fn)
@@ -218,7 +219,7 @@ class Curator:
     def _add_one_by_one(self, draw: Draw, batch: Batch, loss_fn: LossFunction) -> None:
         """The records of a batch that failed as a whole; those that fail alone contribute nothing, whatever the failure is called."""
         for i in range(batch_size(batch)):
-            with contained():
+            with contain_errors():
                 draw.add(self._gradients(map_tensors(lambda tensor, i=i: tensor[i : i + 1], batch), loss_fn))
 
     def _require_all_parameters(self, request: Request) -> None:

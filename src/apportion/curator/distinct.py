@@ -20,7 +20,7 @@ _Names = NDArray[np.int64] | list[Any]
 
 def require_distinct(argument: str, data: Any) -> None:
     """Refuse a `Subset` or `ConcatDataset`, nested or not, in which a record stands more than once. Takes time linear in its length."""
-    if isinstance(data, Subset | ConcatDataset) and _repeats(_names(data, {})):
+    if isinstance(data, Subset | ConcatDataset) and _has_repeats(_record_names(data, {})):
         raise InvalidArgument(
             argument,
             type(data).__name__,
@@ -29,10 +29,10 @@ def require_distinct(argument: str, data: Any) -> None:
         )
 
 
-def _names(data: Any, held: dict[int, _Names]) -> _Names:
+def _record_names(data: Any, held: dict[int, _Names]) -> _Names:
     """One name for each item of `data`, equal for the same record. `held` are those of the data sets at the bottom, by identity."""
     if isinstance(data, ConcatDataset):
-        parts = [_names(part, held) for part in data.datasets]
+        parts = [_record_names(part, held) for part in data.datasets]
         if all(isinstance(part, np.ndarray) for part in parts):
             return np.concatenate(parts)
         return [name for part in parts for name in part]
@@ -40,7 +40,7 @@ def _names(data: Any, held: dict[int, _Names]) -> _Names:
         chosen = np.asarray(data.indices)
         if chosen.dtype.kind not in "iub" or chosen.ndim != 1:  # a data set may call its records by name
             return [(id(data.dataset), index) for index in data.indices]
-        names = _names(data.dataset, held)
+        names = _record_names(data.dataset, held)
         chosen = chosen.astype(np.int64) % max(1, len(names))  # -1 is the last one
         return names[chosen] if isinstance(names, np.ndarray) else [names[index] for index in chosen.tolist()]
     if id(data) not in held:
@@ -49,7 +49,7 @@ def _names(data: Any, held: dict[int, _Names]) -> _Names:
     return held[id(data)]
 
 
-def _repeats(names: _Names) -> bool:
+def _has_repeats(names: _Names) -> bool:
     if isinstance(names, np.ndarray):
         if len(names) == 0:
             return False

@@ -31,7 +31,7 @@ _Handler = Callable[[int, FrameType | None], Any]
 _SIGNALS = tuple(signal.valid_signals())
 
 
-class _Watch:
+class _SignalWatch:
     """The wrapped handlers, and what they have raised so far."""
 
     def __init__(self) -> None:
@@ -64,17 +64,17 @@ class _Watch:
         return handler
 
 
-_current: _Watch | None = None
+_current: _SignalWatch | None = None
 
 
 @contextmanager
-def signals_watched() -> Iterator[None]:
+def watch_signals() -> Iterator[None]:
     """Until the end of this block it is known what handlers of signals raise. Blocks within it cost nothing."""
     global _current
     if _current is not None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    watch = _Watch()
+    watch = _SignalWatch()
     try:
         watch.begin()
         _current = watch
@@ -84,7 +84,7 @@ def signals_watched() -> Iterator[None]:
         watch.end()
 
 
-class contained:  # noqa: N801 - reads like `suppress`
+class contain_errors:  # noqa: N801 - reads like `suppress`
     """A block that runs a person's code on a record. What the code raises ends here; what a signal raises does not.
 
     Args:
@@ -99,8 +99,8 @@ class contained:  # noqa: N801 - reads like `suppress`
 
     failure: str | None
 
-    def __enter__(self) -> contained:
-        self._watched = signals_watched()
+    def __enter__(self) -> contain_errors:
+        self._watched = watch_signals()
         self._watched.__enter__()
         self._before = len(_current.raised) if _current is not None else 0
         return self

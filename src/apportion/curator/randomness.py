@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
 from apportion import validate
-from apportion.curator.ziggurat import Floats, Proposer, Words, settle
+from apportion.curator.ziggurat import Floats, Proposer, Words, resolve_proposals
 from apportion.errors import WrongOrder
 
 KEY_BYTES = 32
@@ -77,7 +77,7 @@ class Stream:
             undecided, their_layers = proposer.propose(buffer[: 8 * size].view("<u8"), part)
             places.append(start + undecided)
             layers.append(their_layers)
-        settle(result, np.concatenate(places), np.concatenate(layers), self.words)
+        resolve_proposals(result, np.concatenate(places), np.concatenate(layers), self.words)
         return result
 
 
@@ -130,3 +130,12 @@ class Randomness:
     def _stream(self, purpose: str, number: int) -> Stream:
         message = f"{purpose} {number}".encode()
         return Stream(hashlib.blake2b(message, key=self._key, digest_size=KEY_BYTES, person=b"apportion").digest())
+
+
+def poisson_sample(records: int, sample_rate: float, coins: Stream) -> NDArray[np.int64]:
+    """Indices of the records that join a batch; possibly none, possibly all.
+
+    Each record tosses its own coin with probability q = `sample_rate`, independently of all others and of every other draw. The
+    amplification that the accountant claims holds for exactly this: shuffled or fixed-size batches would have a larger price.
+    """
+    return np.flatnonzero(coins.coins(records, sample_rate))

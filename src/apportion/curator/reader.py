@@ -29,14 +29,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import Subset
 
-from apportion.curator.foreign_code import contained, signals_watched
-from apportion.curator.own_tensors import plain_copy, plain_view, share_memory
+from apportion.curator.dense_tensors import as_dense_tensor, copy_dense_tensor, share_memory
+from apportion.curator.foreign_code import contain_errors, watch_signals
 from apportion.curator.tree import batch_size, map_tensors
 
 if TYPE_CHECKING:
     from apportion.curator.records import Batch
 
-SMALLEST_PIECE, MOST_PIECES = 64, 16
+MIN_PIECE_RECORDS, MAX_PIECES = 64, 16
 """Pieces have 64 records, or more if a micro-batch would have over 16 pieces: each takes file descriptors until all are there."""
 
 
@@ -46,9 +46,9 @@ class Task(NamedTuple):
     indices: NDArray[np.int64]
     seeds: NDArray[np.uint64]
 
-    def pieces(self) -> list[Task]:
+    def split(self) -> list[Task]:
         """This micro-batch as the tasks of workers. How it is cut does not depend on how many workers there are."""
-        size = max(SMALLEST_PIECE, -(-len(self.indices) // MOST_PIECES))
+        size = max(MIN_PIECE_RECORDS, -(-len(self.indices) // MAX_PIECES))
         cuts = [slice(start, start + size) for start in range(0, len(self.indices), size)]
         return [Task(self.indices[cut], self.seeds[cut]) for cut in cuts]
 
@@ -62,49 +62,51 @@ class Reader:
     """
 
     def __init__(self, data: Any, first: Batch):
-        self._data, self._batched = data, _reads_many(data)
+        self._data, self._batched = data, _has_getitems(data)
         leaves, self._structure = tree_flatten(first)
         self._examples = [_example(leaf) for leaf in leaves]
 
     def batch(self, indices: NDArray[np.int64]) -> Batch:
         """All these records, stacked; raises if one cannot be read."""
-        return self._stack([self._row(items_of(self._data, [index])[0]) for index in indices.tolist()])
+        return self._stack([self._row(read_items(self._data, [index])[0]) for index in indices.tolist()])
 
     def __call__(self, task: Task) -> list[Batch]:
         """The records of a piece that can be read, in one batch, or each alone if their shapes differ."""
-        with signals_watched():
+        with watch_signals():
             rows = self._rows(task)
             if not rows:
                 return []
-            with contained():
+            with contain_errors():
                 return [self._stack(rows)]
             alone = []
             for row in rows:
-                with contained():
+                with contain_errors():
                     alone.append([self._stack([row])])
-            return joined(alone)
+            return join_pieces(alone)
 
     def _rows(self, task: Task) -> list[list[Tensor]]:
         indices, seeds = task.indices.tolist(), task.seeds.tolist()
         rows: list[list[Tensor]] = []
-        with _generators_restored(), warnings.catch_warnings():
+        with _restore_generators(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # one that is caused by a record would tell of it
             if self._batched:
-                with contained():
+                with contain_errors():
                     _seed_generators(seeds[0])
-                    items = list(items_of(self._data, indices))
+                    items = list(read_items(self._data, indices))
                     if not share_memory(items):
                         return [self._row(item) for item in items]
             for index, seed in zip(indices, seeds, strict=True):
-                with contained():
+                with contain_errors():
                     _seed_generators(seed)
-                    rows.append(self._row(items_of(self._data, [index])[0]))
+                    rows.append(self._row(read_items(self._data, [index])[0]))
         return rows
 
     def _row(self, item: Any) -> list[Tensor]:
         """The numbers of a record, copied."""
         leaves: list[Any] = self._structure.flatten_up_to(as_pair(item))
-        row = [plain_copy(leaf, like.dtype, like.device) for leaf, like in zip(leaves, self._examples, strict=True)]
+        row = [
+            copy_dense_tensor(leaf, like.dtype, like.device) for leaf, like in zip(leaves, self._examples, strict=True)
+        ]
         if any(tensor.dim() != like.dim() for tensor, like in zip(row, self._examples, strict=True)):
             raise ValueError("a record has another number of dimensions than the first one")
         return row
@@ -116,19 +118,19 @@ class Reader:
 
 def _example(leaf: Any) -> Tensor:
     """Shape, type and device of a part of the first record, without its values. Python's floats have 64 bits."""
-    plain = torch.tensor(leaf, dtype=torch.float64) if isinstance(leaf, float) else plain_view(leaf)
+    plain = torch.tensor(leaf, dtype=torch.float64) if isinstance(leaf, float) else as_dense_tensor(leaf)
     return torch.zeros_like(plain)
 
 
-def _reads_many(data: Any) -> bool:
+def _has_getitems(data: Any) -> bool:
     while type(data) is Subset:  # has the method too, and loops in it if its data set has none
         data = data.dataset
     return callable(getattr(data, "__getitems__", None))
 
 
-def items_of(data: Any, indices: list[int]) -> Sequence[Any]:
+def read_items(data: Any, indices: list[int]) -> Sequence[Any]:
     """The items as the data set gives them."""
-    if not _reads_many(data):
+    if not _has_getitems(data):
         return [data[index] for index in indices]
     items: Sequence[Any] = data.__getitems__(indices)
     if len(items) != len(indices):
@@ -142,12 +144,12 @@ def as_pair(item: Any) -> Batch:
     return tuple(inputs) if type(inputs) is list else inputs, target
 
 
-def joined(pieces: Iterable[list[Batch]]) -> list[Batch]:
+def join_pieces(pieces: Iterable[list[Batch]]) -> list[Batch]:
     """The pieces of a micro-batch as one batch, or every record alone if their shapes differ."""
     pieces = list(pieces)
     batches = list(chain.from_iterable(pieces))
     if len(batches) > 1 and all(len(piece) <= 1 for piece in pieces):
-        with contained():
+        with contain_errors():
             return [map_tensors(lambda *parts: torch.cat(parts), *batches)]
     if len(batches) <= 1:
         return batches
@@ -163,7 +165,7 @@ def _seed_generators(seed: int) -> None:
 
 
 @contextmanager
-def _generators_restored() -> Iterator[None]:
+def _restore_generators() -> Iterator[None]:
     """Afterwards the generators are as before: how far they moved would tell how many records were read."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:

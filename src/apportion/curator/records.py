@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from apportion import validate
+from apportion.curator.dense_tensors import as_dense_tensor
 from apportion.curator.distinct import require_distinct
-from apportion.curator.foreign_code import contained
-from apportion.curator.own_tensors import plain_view
+from apportion.curator.foreign_code import contain_errors
 from apportion.curator.randomness import KEY_BYTES, Stream
-from apportion.curator.reader import Reader, Task, as_pair, items_of, joined
-from apportion.curator.tree import batch_size, map_tensors, tensors_of
+from apportion.curator.reader import Reader, Task, as_pair, join_pieces, read_items
+from apportion.curator.tree import batch_size, map_tensors, tensor_leaves
 from apportion.curator.workers import Workers
 from apportion.errors import InvalidArgument
 
@@ -44,7 +44,7 @@ class Records:
         """The records with these indices, stacked along a new first dimension."""
         return self._batch(indices)
 
-    def start(self, workers: int) -> None:
+    def start_workers(self, workers: int) -> None:
         """Get ready to `read` with so many worker processes. What is in memory needs none."""
 
     def read(self, members: NDArray[np.int64], size: int, secret: Stream) -> Iterator[Batch]:
@@ -82,7 +82,7 @@ class DatasetRecords(Records):
         self._reader = reader
         self._workers: Workers | None = None
 
-    def start(self, workers: int) -> None:
+    def start_workers(self, workers: int) -> None:
         if workers and (self._workers is None or self._workers.closed):
             self._workers = Workers(self._reader, workers)
 
@@ -90,11 +90,11 @@ class DatasetRecords(Records):
         # A fixed amount of `secret`, and a seed for every record, drawn or not: what a record gets does not depend on the others.
         seeds = Stream(secret.words(KEY_BYTES // 8).tobytes()).words(len(self))[members]
         cuts = [slice(start, start + size) for start in range(0, len(members), size)]
-        tasks = [Task(members[cut], seeds[cut]).pieces() for cut in cuts]
+        tasks = [Task(members[cut], seeds[cut]).split() for cut in cuts]
         every_piece = [piece for pieces in tasks for piece in pieces]
         read = map(self._reader, every_piece) if self._workers is None else self._workers.read(every_piece)
         for pieces in tasks:
-            yield from joined(islice(read, len(pieces)))
+            yield from join_pieces(islice(read, len(pieces)))
 
     def close(self) -> None:
         if self._workers is not None:
@@ -153,8 +153,8 @@ def _as_tensor(value: Any) -> Tensor:
         )
     if isinstance(value, np.ndarray) and value.dtype == np.float64:
         value = value.astype(np.float32)  # NumPy's default type would not meet a float32 model
-    with contained() as attempt:
-        return plain_view(value)
+    with contain_errors() as attempt:
+        return as_dense_tensor(value)
     raise InvalidArgument(
         _ARGUMENT,
         f"{type(value).__name__} of {value.dtype}",
@@ -165,9 +165,9 @@ def _as_tensor(value: Any) -> Tensor:
 
 def _from_arrays(inputs: Any, targets: Any) -> Records:
     stacked = map_tensors(_as_tensor, (inputs, targets))
-    if not tensors_of(stacked[0]):
+    if not tensor_leaves(stacked[0]):
         raise InvalidArgument(_ARGUMENT, validate.shown(inputs), "it has no inputs", "Pass (inputs, targets)")
-    sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors_of(stacked)}
+    sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensor_leaves(stacked)}
     if len(sizes) != 1 or 0 in sizes:
         raise InvalidArgument(
             _ARGUMENT,
@@ -186,9 +186,9 @@ def _from_arrays(inputs: Any, targets: Any) -> Records:
 
 
 def _from_dataset(data: Any) -> Records:
-    with contained() as attempt:
+    with contain_errors() as attempt:
         size = len(data)
-        first = items_of(data, [0])[0] if size else None
+        first = read_items(data, [0])[0] if size else None
     if attempt.failure:
         raise InvalidArgument(
             _ARGUMENT,
@@ -208,7 +208,7 @@ def _from_dataset(data: Any) -> Records:
     require_distinct(_ARGUMENT, data)
     if (in_memory := _in_memory(data)) is not None:
         return in_memory
-    with contained() as attempt:
+    with contain_errors() as attempt:
         return DatasetRecords(size, Reader(data, as_pair(first)))
     raise InvalidArgument(
         _ARGUMENT,

@@ -17,14 +17,14 @@ def map_tensors(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return tree_map(function, tree, *others)
 
 
-def tensors_of(tree: Any) -> list[Tensor]:
+def tensor_leaves(tree: Any) -> list[Tensor]:
     """Every tensor of the structure, in order."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def batch_size(tree: Any) -> int:
     """How many records a batch holds."""
-    return tensors_of(tree)[0].shape[0]
+    return tensor_leaves(tree)[0].shape[0]
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

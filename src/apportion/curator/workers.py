@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from apportion.curator.records import Batch
 
 
-class _Sender(Dataset[bytes]):
+class _WorkerDataset(Dataset[bytes]):
     """What runs in a worker. It packs batches itself: if the queue of the loader did and failed, the reader would wait forever."""
 
     def __init__(self, reader: Reader):
@@ -49,7 +49,7 @@ class Workers:
         self._round = 0
         # The loader draws a number when it starts: from a generator of its own, as torch's belongs to the person and to the model.
         self._loader: DataLoader[bytes] = DataLoader(
-            _Sender(reader),
+            _WorkerDataset(reader),
             sampler=self._tasks,
             batch_size=None,
             num_workers=count,

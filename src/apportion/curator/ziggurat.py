@@ -4,7 +4,7 @@ Let f(x) = exp(−x²/2). The area under f on x ≥ 0 is covered by layers of eq
 [0, x_i] × [f(x_i), f(x_{i+1})] with R = x_1 > x_2 > … > x_1024 = 0; layer 0 is the box [0, R] × [0, f(R)] and the tail beyond R. A
 point drawn uniformly from a layer drawn uniformly, and kept if it is under f, is uniform under f: its abscissa is a half normal.
 Nearly always the point is left of x_{i+1}, where all of its box is under f; then one product was all the work (`Proposer`). The
-others, 0.4 %, are decided by a second word (`settle`).
+others, 0.4 %, are decided by a second word (`resolve_proposals`).
 
 One word makes one normal: as a signed integer it is sign and abscissa, as a fraction of x_i; its last ten bits are the layer, too.
 They move the abscissa by less than 2⁻⁵³·x_i, the precision that float64 has there.
@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 LAYERS = 1024
 # R and A solve f(x_1024) = 1 and A = R·f(R) + ∫_R^∞ f; a test checks both.
-RIGHTMOST = Decimal("4.0388498461095045227144234053359312047")
+TAIL_START = Decimal("4.0388498461095045227144234053359312047")
 AREA = Decimal("0.0012263246463530880728853709277371270619")
-_R = float(RIGHTMOST)
+_R = float(TAIL_START)
 _ARTANH = tuple(2 / odd for odd in range(21, 0, -2))
 
 Floats = NDArray[np.float64]
@@ -47,12 +47,12 @@ class Tables(NamedTuple):
 
 
 @cache
-def tables() -> Tables:
+def build_tables() -> Tables:
     """In decimal arithmetic, which rounds in the same way everywhere, and then rounded to float64."""
     with localcontext() as context:
         context.prec = 36
-        edge = (-RIGHTMOST * RIGHTMOST / 2).exp()
-        widths, bottom = [AREA / edge, RIGHTMOST], [Decimal(0), edge]
+        edge = (-TAIL_START * TAIL_START / 2).exp()
+        widths, bottom = [AREA / edge, TAIL_START], [Decimal(0), edge]
         for _ in range(2, LAYERS):
             bottom.append(bottom[-1] + AREA / widths[-1])
             widths.append((-2 * bottom[-1].ln()).sqrt())
@@ -71,7 +71,7 @@ class Proposer:
 
     def propose(self, words: Words, result: Floats) -> tuple[Integers, Integers]:
         """Put x = (word/2⁶³)·x_i into `result`; returns the places where x is not a normal yet, and their layers."""
-        scale, safe_by_layer, _, _ = tables()
+        scale, safe_by_layer, _, _ = build_tables()
         whole, layers, fraction, safe = words.view("<i8"), self._layers, self._fraction, self._safe
         np.bitwise_and(whole, LAYERS - 1, layers)
         np.copyto(fraction, whole)
@@ -89,15 +89,15 @@ class Proposer:
         return 8 * eights[rows] + columns
 
 
-def settle(result: Floats, places: Integers, layers: Integers, words: Callable[[int], Words]) -> None:
+def resolve_proposals(result: Floats, places: Integers, layers: Integers, words: Callable[[int], Words]) -> None:
     """Decide the proposals at `places`: those under f stay, those in the tail are drawn from it, others are proposed anew."""
-    _, _, bottom, height = tables()
+    _, _, bottom, height = build_tables()
     while len(places):
         x = result[places]
         y = bottom[layers] + height[layers] * words(len(places))
         above = y > np.exp(-0.5 * x * x)
         for k in (layers == 0).nonzero()[0]:
-            result[places[k]], above[k] = math.copysign(_tail(words), x[k]), False
+            result[places[k]], above[k] = math.copysign(_sample_tail(words), x[k]), False
         places = places[above]
         proposed = np.empty(len(places))
         again, layers = Proposer(len(places)).propose(words(len(places)), proposed)
@@ -105,16 +105,16 @@ def settle(result: Floats, places: Integers, layers: Integers, words: Callable[[
         places = places[again]
 
 
-def _tail(words: Callable[[int], Words]) -> float:
+def _sample_tail(words: Callable[[int], Words]) -> float:
     """A half normal beyond R (Marsaglia 1964): √(R² − 2·ln u) has density ∝ x·f(x) there, and is kept with probability R/x."""
     while True:
         first, second = words(2).tolist()
-        x = math.sqrt(_R * _R - 2 * logarithm((first + 1) * 2.0**-64))  # all 64 bits count, and none gives ln 0
+        x = math.sqrt(_R * _R - 2 * portable_log((first + 1) * 2.0**-64))  # all 64 bits count, and none gives ln 0
         if second * x < _R * 2.0**64:
             return x
 
 
-def logarithm(value: float) -> float:
+def portable_log(value: float) -> float:
     """ln of a number in (0, 1], by operations that are the same everywhere; relative error below 1e-15.
 
     ln(m·2^e) = 2·artanh((m − 1)/(m + 1)) + e·ln 2; for m in [√½, √2) 11 terms of artanh's series leave 1e-18.

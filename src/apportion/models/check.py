@@ -94,7 +94,7 @@ def check(model: nn.Module) -> ModelCheck:
     """Judge every layer of `model` by its type and its weights, without running it and without changing it."""
     layers: list[LayerCheck] = []
     counted: set[int] = set()
-    for name, module in _modules(model):
+    for name, module in _judged_modules(model):
         findings = [*_type_findings(module), *_weight_findings(module)]
         parameters, buffers = _own_parameters(module), _own_buffers(module)
         if not (parameters or buffers or findings):
@@ -117,7 +117,7 @@ def check(model: nn.Module) -> ModelCheck:
     return ModelCheck(tuple(layers))
 
 
-def copy_of(model: _Module) -> _Module:
+def copy_model(model: _Module) -> _Module:
     """Return a deep copy of `model`, or raise `UnsupportedModel` if PyTorch cannot copy it."""
     try:
         return copy.deepcopy(model)
@@ -129,7 +129,7 @@ def copy_of(model: _Module) -> _Module:
         ) from error
 
 
-def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _judged_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Every module once, without the inner modules of a parametrization, which are judged with the layer they serve."""
     inner: set[int] = set()
     for name, module in model.named_modules():

@@ -19,32 +19,33 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from apportion.curator.clipping import Gradients, Rows, held
+from apportion.curator.clipping import Gradients, Rows, as_gradients
 from apportion.curator.gradients.engine import BuiltEngine, EngineChoice, build_engine
+from apportion.curator.gradients.one_pass import LayerCall
 from apportion.curator.gradients.reference import trained_parameters
-from apportion.curator.gradients.witness import Call
 from apportion.curator.tree import batch_size
 from apportion.errors import UnsupportedModel
 from apportion.execution import Mode
-from apportion.models.check import copy_of
-from apportion.models.closeness import close, named_tensors
-from apportion.models.following import Path
+from apportion.models.check import copy_model
 from apportion.models.live_gradients import require_live_gradients
-from apportion.models.proof import CannotFollow, follow_engine
+from apportion.models.proof import CannotTrace, trace_engine
+from apportion.models.record_tracer import Path
 from apportion.models.synthetic import (
-    Structure,
-    device_of,
-    first_that_runs,
-    other_kinds,
-    pairs,
-    pick,
-    prepared,
-    seeded,
+    Tree,
+    find_runnable,
+    fix_seed,
+    model_device,
+    named_tensors,
+    other_batch_kinds,
+    prepare_model,
+    select_records,
+    synthetic_pairs,
+    tensors_agree,
 )
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
-_FAST: tuple[tuple[Mode, bool], ...] = (
+_ENGINES: tuple[tuple[Mode, bool], ...] = (
     ("one-pass, channels last", False),
     ("one-pass", False),
     ("one-pass, copying inputs", False),
@@ -53,46 +54,37 @@ _FAST: tuple[tuple[Mode, bool], ...] = (
     ("vmap", False),
 )
 """The engines that run records together, from the fastest to the slowest, and whether modules of theirs may run alone."""
-_LOUDER = tuple(4.0**power for power in range(1, 11))  # what is done to large gradients only is done to some of these
-_COMPANIES = ([1, 1, 0, 2, 1], [0, 1], [0])
+_LOSS_FACTORS = tuple(
+    4.0**power for power in range(1, 11)
+)  # what is done to large gradients only is done to some of these
+_BATCHES = ([1, 1, 0, 2, 1], [0, 1], [0])
 """Records in another order and repeated; two, because three rows of a layer may be something else than three records; one alone."""
-
-
-def per_record_mode(
-    model: nn.Module,
-    loss_fn: LossFunction | None,
-    inputs: Structure,
-    target: Structure,
-    wanted: Literal["auto"] | Mode = "auto",
-) -> Mode:
-    """The name of the engine that `choose_engine` finds."""
-    return choose_engine(model, loss_fn, inputs, target, wanted).mode
 
 
 def choose_engine(
     model: nn.Module,
     loss_fn: LossFunction | None,
-    inputs: Structure,
-    target: Structure,
+    inputs: Tree,
+    target: Tree,
     wanted: Literal["auto"] | Mode = "auto",
 ) -> EngineChoice:
     """The first engine, from the fastest to the slowest, that passes proof and probe. One that is `wanted` must be among those that do.
 
     In a training loop of a person's own the loss is not known beforehand: with `loss_fn=None` the outputs stand for it.
     """
-    subject, training = prepared(model), copy_of(model).train()
-    loss = copy_of(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
+    subject, training = prepare_model(model), copy_model(model).train()
+    loss = copy_model(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
     probe = _Probe(subject, loss, inputs, target)
     reasons: list[str] = []
     with warnings.catch_warnings():
         # Where torch can work around a missing batching rule it says so, which is not a reason to go without the others.
         warnings.simplefilter("ignore")
-        for mode, in_part in _FAST:
+        for mode, in_part in _ENGINES:
             if wanted not in ("auto", mode) or (mode == "one-pass, channels last" and not _has_images(subject)):
                 continue
             try:
-                choice = prove(training, mode, loss, inputs, target, probe.pair[0], in_part=in_part)
-            except CannotFollow as error:
+                choice = prove_engine(training, mode, loss, inputs, target, probe.pair[0], in_part=in_part)
+            except CannotTrace as error:
                 why = f"{mode} cannot be used: {error.reason}"
             else:
                 why = f"{mode} cannot be used: its gradients are not those of single records"
@@ -112,24 +104,24 @@ def choose_engine(
     return choice
 
 
-def prove(
+def prove_engine(
     model: nn.Module,
     mode: Mode,
     loss: LossFunction | None,
-    inputs: Structure,
-    target: Structure,
-    records: Structure,
+    inputs: Tree,
+    target: Tree,
+    records: Tree,
     *,
     in_part: bool,
 ) -> EngineChoice:
-    """The engine of this name if records can be followed through it, or `CannotFollow`.
+    """The engine of this name if records can be followed through it, or `CannotTrace`.
 
     Args:
         records: inputs of synthetic records, on which the model runs.
         in_part: whether modules that cannot be followed may run one record after the other, as few as possible.
     """
     alone: dict[str, str] = {}
-    shared: tuple[Call, ...] = ()
+    shared: tuple[LayerCall, ...] = ()
     losses_together = True
     while True:
         choice = EngineChoice(
@@ -141,8 +133,8 @@ def prove(
             + (() if losses_together else ("the loss is evaluated one record after the other",)),
         )
         try:
-            return replace(choice, path=proved_path(model, choice, loss, inputs, target, records))
-        except CannotFollow as error:
+            return replace(choice, path=prove_path(model, choice, loss, inputs, target, records))
+        except CannotTrace as error:
             if error.in_loss and losses_together and mode != "vmap":
                 losses_together = False
                 continue
@@ -159,39 +151,39 @@ def prove(
             alone = {one: why for one, why in alone.items() if not one.startswith(f"{path}.")} | {path: error.reason}
 
 
-def proved_path(
+def prove_path(
     model: nn.Module,
     choice: EngineChoice,
     loss: LossFunction | None,
-    inputs: Structure,
-    target: Structure,
-    records: Structure,
+    inputs: Tree,
+    target: Tree,
+    records: Tree,
 ) -> Path:
-    """The path on which records were followed through this very engine, or `CannotFollow`."""
+    """The path on which records were followed through this very engine, or `CannotTrace`."""
 
     def build() -> BuiltEngine:
-        return build_engine(copy_of(model), choice)
+        return build_engine(copy_model(model), choice)
 
     def trial(engine: BuiltEngine) -> None:
-        with seeded(0, device_of(engine.model)):
+        with fix_seed(0, model_device(engine.model)):
             engine.forward(tree_map(torch.clone, records))
 
-    return follow_engine(build, inputs, target, loss if choice.losses_together else None, trial)
+    return trace_engine(build, inputs, target, loss if choice.losses_together else None, trial)
 
 
 class _Probe:
     """Compares engines with single records on synthetic batches."""
 
-    def __init__(self, subject: nn.Module, loss: LossFunction | None, inputs: Structure, target: Structure):
+    def __init__(self, subject: nn.Module, loss: LossFunction | None, inputs: Tree, target: Tree):
         self._subject, self._loss, self._inputs, self._target = subject, loss, inputs, target
         self._engines: dict[Mode | EngineChoice, BuiltEngine] = {}
-        self.pair, self._expected = first_that_runs(
+        self.pair, self._expected = find_runnable(
             lambda pair: self._gradients("loop", pair),
-            pairs(inputs, target, subject),
+            synthetic_pairs(inputs, target, subject),
             "The model or its loss",
             (inputs, target),
         )
-        self._repeatable = close(self._gradients("loop", self.pair, seed=1), self._expected)
+        self._repeatable = tensors_agree(self._gradients("loop", self.pair, seed=1), self._expected)
 
     def agrees(self, choice: EngineChoice) -> bool:
         """Whether the engine has the gradients of single records on all batches. What draws random numbers cannot be compared."""
@@ -204,19 +196,24 @@ class _Probe:
         )
 
     @cached_property
-    def _references(self) -> list[tuple[tuple[Structure, Structure], torch.Tensor]]:
+    def _references(self) -> list[tuple[tuple[Tree, Tree], torch.Tensor]]:
         """Batches, and what their records give alone."""
-        found: list[tuple[tuple[Structure, Structure], torch.Tensor]] = []
-        for kind in ("plain", *other_kinds(self._inputs)):
-            for pair in [self.pair] if kind == "plain" else pairs(self._inputs, self._target, self._subject, kind):
+        found: list[tuple[tuple[Tree, Tree], torch.Tensor]] = []
+        for kind in ("plain", *other_batch_kinds(self._inputs)):
+            for pair in (
+                [self.pair] if kind == "plain" else synthetic_pairs(self._inputs, self._target, self._subject, kind)
+            ):
                 try:
                     rows = self._rows("loop", pair)
                 except Exception:  # not every model takes any mask or any word
                     continue
                 assert isinstance(rows, Mapping)
                 found += [
-                    (pick(pair, company), self._summary({name: row[company] for name, row in rows.items()}, company))
-                    for company in (_COMPANIES if kind == "plain" else _COMPANIES[:1])
+                    (
+                        select_records(pair, company),
+                        self._summary({name: row[company] for name, row in rows.items()}, company),
+                    )
+                    for company in (_BATCHES if kind == "plain" else _BATCHES[:1])
                 ]
                 break
         return found
@@ -225,28 +222,28 @@ class _Probe:
         """Of a loss that is much larger, too. Nearly always gradients grow with it; where hooks limit them, all sizes between are compared,
         because what is limited vanishes beside what is not."""
         two, alone = self._references[-1]
-        return close(self._gradients(choice, two, _LOUDER[-1]), alone, looseness=10) or all(
-            close(self._gradients(choice, two, factor), self._gradients("loop", two, factor), looseness=10)
-            for factor in (1.0, *_LOUDER)
+        return tensors_agree(self._gradients(choice, two, _LOSS_FACTORS[-1]), alone, looseness=10) or all(
+            tensors_agree(self._gradients(choice, two, factor), self._gradients("loop", two, factor), looseness=10)
+            for factor in (1.0, *_LOSS_FACTORS)
         )
 
-    def _close(self, choice: EngineChoice, pair: tuple[Structure, Structure], alone: torch.Tensor) -> bool:
-        return close(self._gradients(choice, pair), alone, looseness=10)
+    def _close(self, choice: EngineChoice, pair: tuple[Tree, Tree], alone: torch.Tensor) -> bool:
+        return tensors_agree(self._gradients(choice, pair), alone, looseness=10)
 
     def _gradients(
-        self, choice: Mode | EngineChoice, pair: tuple[Structure, Structure], factor: float = 1.0, seed: int = 0
+        self, choice: Mode | EngineChoice, pair: tuple[Tree, Tree], factor: float = 1.0, seed: int = 0
     ) -> torch.Tensor:
         """Of `factor` times the loss, and divided by it again."""
         return self._summary(self._rows(choice, pair, factor, seed), range(batch_size(pair[0]))) / factor
 
     def _rows(
-        self, choice: Mode | EngineChoice, pair: tuple[Structure, Structure], factor: float = 1.0, seed: int = 0
+        self, choice: Mode | EngineChoice, pair: tuple[Tree, Tree], factor: float = 1.0, seed: int = 0
     ) -> Gradients | Rows:
         if choice not in self._engines:
             self._engines[choice] = build_engine(self._subject, choice)
         engine = self._engines[choice]
         records, targets = tree_map(torch.clone, pair)
-        with seeded(seed, device_of(self._subject)):
+        with fix_seed(seed, model_device(self._subject)):
             outputs = engine.forward(records)
             if self._loss is None:
                 losses = torch.stack(
@@ -264,7 +261,7 @@ class _Probe:
         In one vector, so that rounding is measured against the whole: the gradient of one weight may be nothing but rounding.
         """
         with torch.no_grad():
-            given = held(gradients)
+            given = as_gradients(gradients)
             norms, places = given.squared_norms(), torch.arange(len(records), dtype=torch.float64)
             sums = [
                 given.weighted_sums(dict.fromkeys(norms, weights))
@@ -279,4 +276,4 @@ def _has_images(model: nn.Module) -> bool:
     return any(isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) for module in model.modules())
 
 
-__all__ = ["LossFunction", "choose_engine", "per_record_mode", "prove", "proved_path"]
+__all__ = ["LossFunction", "choose_engine", "prove_engine", "prove_path"]

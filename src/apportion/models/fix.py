@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from apportion.models.check import LayerCheck, check, copy_of
+from apportion.models.check import LayerCheck, check, copy_model
 
 _MOST_GROUPS = 32  # as in the paper that introduced GroupNorm
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -35,13 +35,13 @@ def fix(model: nn.Module) -> Repaired:
     model needs some training again. A layer used in two places stays one layer. Subclasses of BatchNorm may do more than
     normalise, so they are left to the person and listed in `remaining`.
     """
-    repaired = copy_of(model)
+    repaired = copy_model(model)
     changes: list[str] = []
-    for names, module in _with_all_names(repaired):
+    for names, module in _modules_with_names(repaired):
         label = ", ".join(name or "(model)" for name in names)
         if type(module) in _BATCH_NORMS:
             # The inner module is only reachable by its names, so every one of them is pointed to the same replacement.
-            substitute, sentence = _without_batch_statistics(module)
+            substitute, sentence = _replace_batch_norm(module)
             for name in names:
                 if name:
                     parent, _, child = name.rpartition(".")
@@ -50,12 +50,12 @@ def fix(model: nn.Module) -> Repaired:
                     repaired = substitute
             changes.append(f"{label}: {sentence}")
         else:
-            changes += [f"{label}: {sentence}" for sentence in _adjusted(module)]
-    changes += _widened(repaired)
+            changes += [f"{label}: {sentence}" for sentence in _adjust_settings(module)]
+    changes += _upcast_float16(repaired)
     return Repaired(repaired, tuple(changes), check(repaired).problems)
 
 
-def _with_all_names(model: nn.Module) -> list[tuple[list[str], nn.Module]]:
+def _modules_with_names(model: nn.Module) -> list[tuple[list[str], nn.Module]]:
     """Every module once, with all the paths that lead to it."""
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -63,7 +63,7 @@ def _with_all_names(model: nn.Module) -> list[tuple[list[str], nn.Module]]:
     return [(paths, module) for module, paths in names.items()]
 
 
-def _without_batch_statistics(norm: nn.Module) -> tuple[nn.Module, str]:
+def _replace_batch_norm(norm: nn.Module) -> tuple[nn.Module, str]:
     """The layer that takes the place of a BatchNorm, and the sentence that says so."""
     assert isinstance(norm, _BATCH_NORMS)
     channels = norm.num_features
@@ -71,7 +71,7 @@ def _without_batch_statistics(norm: nn.Module) -> tuple[nn.Module, str]:
     if isinstance(norm, nn.BatchNorm1d) and channels == 1:
         # GroupNorm would subtract the only number of a flat record from itself.
         return nn.Identity(), f"{before} → Identity() because a record has one number here, so nothing to normalise by"
-    groups = _groups(channels)
+    groups = _choose_groups(channels)
     substitute = nn.GroupNorm(groups, channels, eps=norm.eps, affine=False)
     # The copy's own parameters move over, with their dtype, device, requires_grad and ties to other layers.
     substitute.affine = norm.affine
@@ -81,13 +81,13 @@ def _without_batch_statistics(norm: nn.Module) -> tuple[nn.Module, str]:
     return substitute, f"{before} → GroupNorm({groups}, {channels})"
 
 
-def _groups(channels: int) -> int:
+def _choose_groups(channels: int) -> int:
     """The most groups, up to 32, of equal size and of at least two channels, as one number alone has no spread."""
     most = min(_MOST_GROUPS, channels // 2)
     return next((groups for groups in range(most, 0, -1) if channels % groups == 0), 1)
 
 
-def _adjusted(module: nn.Module) -> list[str]:
+def _adjust_settings(module: nn.Module) -> list[str]:
     """Change the settings of one layer of the copy, where that is enough, and say what was changed."""
     sentences: list[str] = []
     kind = type(module).__name__
@@ -105,7 +105,7 @@ def _adjusted(module: nn.Module) -> list[str]:
     return sentences
 
 
-def _widened(model: nn.Module) -> list[str]:
+def _upcast_float16(model: nn.Module) -> list[str]:
     """Turn every float16 parameter and buffer of the copy into float32, frozen ones too, as layers must agree."""
     sentences: list[str] = []
     for name, module in model.named_modules():

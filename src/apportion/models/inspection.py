@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from apportion.curator.clipping import clipped_sums
+from apportion.curator.clipping import clip_and_sum
 from apportion.curator.gradients.engine import Engine, build_engine
 from apportion.curator.gradients.one_pass import OnePass, RecordGradients
 from apportion.curator.tree import batch_size, call_model
-from apportion.execution import USUAL, Execution, Mode
-from apportion.models.check import copy_of
+from apportion.execution import DEFAULT_MICRO_BATCH, Execution, Mode
+from apportion.models.check import copy_model
 from apportion.models.engine_choice import choose_engine
-from apportion.models.memory import memory_model, repeated, stand_in_loss, synthetic_batch, with_known_batch
+from apportion.models.memory import measure_memory, repeat_records, resolve_micro_batch, surrogate_loss, synthetic_batch
 from apportion.request import ClippedSum
 
 _ROUNDS = 5
@@ -53,14 +53,16 @@ def inspect(model: nn.Module, inputs: Any, target: Any, memory_limit: int | str 
     """Find the engine for `model` on records like (inputs, target), of which only shapes and types are used."""
     execution = Execution(memory_limit=memory_limit)
     choice = choose_engine(model, None, inputs, target)
-    memory = memory_model(model, choice, inputs)
+    memory = measure_memory(model, choice, inputs)
     if execution.memory_limit is None:
-        physical = with_known_batch(execution, model, choice, inputs, USUAL).physical_batch(USUAL)
+        physical = resolve_micro_batch(execution, model, choice, inputs, DEFAULT_MICRO_BATCH).physical_batch(
+            DEFAULT_MICRO_BATCH
+        )
     else:
         physical = memory.largest_batch(int(execution.memory_limit))
-    subject = copy_of(model).train()
+    subject = copy_model(model).train()
     engine, records = build_engine(subject, choice), synthetic_batch(subject, inputs)
-    gradients = _private(engine, records)
+    gradients = _run_private(engine, records)
     return Inspection(
         mode=choice.mode,
         reasons=choice.reasons,
@@ -71,12 +73,12 @@ def inspect(model: nn.Module, inputs: Any, target: Any, memory_limit: int | str 
         physical_batch=physical,
         memory=memory.bytes_at(physical),
         memory_per_record=round(memory.bytes_per_record),
-        relative_cost=_relative_cost(engine, repeated(records, min(physical, memory.added[-1][0]))),
+        relative_cost=_relative_cost(engine, repeat_records(records, min(physical, memory.added[-1][0]))),
     )
 
 
-def _private(engine: Engine, records: Any) -> Any:
-    engine.record_losses(stand_in_loss, engine.forward(records), torch.zeros(batch_size(records))).sum().backward()
+def _run_private(engine: Engine, records: Any) -> Any:
+    engine.record_losses(surrogate_loss, engine.forward(records), torch.zeros(batch_size(records))).sum().backward()
     return engine.gradients()
 
 
@@ -84,19 +86,19 @@ def _relative_cost(engine: Engine, records: Any) -> float:
     """The two take turns; the quickest round of each counts, because whatever disturbs makes it slower."""
 
     def private() -> None:
-        gradients = _private(engine, records)
+        gradients = _run_private(engine, records)
         with torch.no_grad():
-            clipped_sums(gradients, [ClippedSum(1.0)])
+            clip_and_sum(gradients, [ClippedSum(1.0)])
 
     def ordinary() -> None:
-        stand_in_loss(call_model(engine.model, records), None).backward()
+        surrogate_loss(call_model(engine.model, records), None).backward()
         engine.model.zero_grad()
 
-    rounds = [(_seconds(private), _seconds(ordinary)) for _ in range(_ROUNDS + 1)][1:]  # the first warms up
+    rounds = [(_time(private), _time(ordinary)) for _ in range(_ROUNDS + 1)][1:]  # the first warms up
     return min(ours for ours, _ in rounds) / min(theirs for _, theirs in rounds)
 
 
-def _seconds(work: Callable[[], None]) -> float:
+def _time(work: Callable[[], None]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

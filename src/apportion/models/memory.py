@@ -31,30 +31,30 @@ from apportion.curator.curator import Curator
 from apportion.curator.gradients.engine import EngineChoice, build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
-from apportion.curator.tree import batch_size, call_model, map_tensors, tensors_of
+from apportion.curator.tree import batch_size, call_model, map_tensors, tensor_leaves
 from apportion.errors import InvalidArgument
-from apportion.execution import LARGEST, Execution, Mode, as_text
-from apportion.models.check import copy_of
-from apportion.models.synthetic import runnable_batch
+from apportion.execution import MAX_MICRO_BATCH, Execution, Mode, format_bytes
+from apportion.models.check import copy_model
+from apportion.models.synthetic import find_runnable_batch
 from apportion.request import ClippedSum, Event, Request
 
-BASE = 3 << 20
+BASE_BYTES = 3 << 20
 """Buffers of the mathematical libraries and small objects."""
-LIVE = 1.25
+LIVE_FACTOR = 1.25
 """Memory of the process for each byte of live tensors. The C library puts tensors of different sizes side by side, and what is free
 between two that live on cannot always be used again."""
-CONVOLUTION = 2
+CONVOLUTION_FACTOR = 2
 """The mathematical library convolves copies in a layout of its own, which torch does not see, and keeps the blocks it took for them."""
-PARAMETERS = 4.5
+PARAMETER_FACTOR = 4.5
 """The gradient that stays with every parameter, and blocks of that size that are kept from one step to the next."""
-ENOUGH = 64 << 20
+LINEAR_FROM_BYTES = 64 << 20
 """Bytes of records after which live(b) is taken for a straight line: the kernels' workspaces have a few MiB and no more."""
 
-COMFORTABLE = 128 << 20
+DEFAULT_ACTIVATION_BYTES = 128 << 20
 """Bytes of activations in a micro-batch if nobody says; a private step takes about twice as much. On large models a larger micro-batch
 is no faster, because it leaves the caches."""
 
-CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+CONVOLUTION_OPERATORS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
 
 @dataclass(frozen=True)
@@ -91,60 +91,60 @@ class MemoryModel:
         if self.bytes_at(1) > limit:
             raise InvalidArgument(
                 "memory_limit",
-                as_text(limit),
-                f"a private step of this model takes {as_text(self.bytes_at(1))} with a single record",
+                format_bytes(limit),
+                f"a private step of this model takes {format_bytes(self.bytes_at(1))} with a single record",
                 "Allow more, or use a smaller model",
             )
-        fits, too_many = 1, LARGEST + 1
+        fits, too_many = 1, MAX_MICRO_BATCH + 1
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
             fits, too_many = (middle, too_many) if self.bytes_at(middle) <= limit else (fits, middle)
         return fits if fits <= 8 else fits - fits % 8
 
 
-def with_known_batch(
+def resolve_micro_batch(
     execution: Execution, model: nn.Module, choice: Mode | EngineChoice, inputs: Any, expected_batch_size: float
 ) -> Execution:
     """`execution` with a number for `micro_batch`, for records like `inputs`: what fits into its memory limit; without one, the usual
     number, or fewer where these would take too much."""
     if execution.memory_limit is not None:
-        largest = memory_model(model, choice, inputs).largest_batch(int(execution.memory_limit))
+        largest = measure_memory(model, choice, inputs).largest_batch(int(execution.memory_limit))
         return replace(execution, micro_batch=largest, memory_limit=None)
     if execution.micro_batch != "auto":
         return execution
     usual = execution.physical_batch(expected_batch_size)
-    return replace(execution, micro_batch=min(usual, comfortable_batch(model, choice, inputs)))
+    return replace(execution, micro_batch=min(usual, default_micro_batch(model, choice, inputs)))
 
 
-def comfortable_batch(model: nn.Module, choice: Mode | EngineChoice, inputs: Any) -> int:
-    """How many records like `inputs` have `COMFORTABLE` bytes of activations; where gradients are written out, of those as well.
+def default_micro_batch(model: nn.Module, choice: Mode | EngineChoice, inputs: Any) -> int:
+    """How many records like `inputs` have `DEFAULT_ACTIVATION_BYTES` of activations, plus gradients where they are materialised.
 
     Counted in a forward pass of one and of two synthetic records, which is much quicker than a `MemoryModel`.
     """
-    subject = copy_of(model).train()
+    subject = copy_model(model).train()
     few = synthetic_batch(subject, inputs)
 
     def made(records: int) -> int:
         with torch.random.fork_rng(devices=[]), LiveTensors() as live:
-            call_model(subject, repeated(few, records))
+            call_model(subject, repeat_records(few, records))
         peak: int = live.peak
         return peak
 
     of_one = made(2) - made(1)
     if str(choice) in ("vmap", "loop"):
         of_one += sum(parameter.nbytes for parameter in subject.parameters())
-    return max(1, COMFORTABLE // max(1, of_one))
+    return max(1, DEFAULT_ACTIVATION_BYTES // max(1, of_one))
 
 
-def memory_model(model: nn.Module, choice: Mode | EngineChoice, inputs: Any) -> MemoryModel:
+def measure_memory(model: nn.Module, choice: Mode | EngineChoice, inputs: Any) -> MemoryModel:
     """Count the tensors of private steps of `model` on synthetic records shaped like `inputs`, one record."""
-    subject = copy_of(model).train()
+    subject = copy_model(model).train()
     synthetic = synthetic_batch(subject, inputs)
-    step = _Step(subject, choice, synthetic)
+    step = _MeasuredStep(subject, choice, synthetic)
     step.added(1)  # what is made once, tables for instance, is made now
     added = [(1, step.added(1))]
-    while len(added) < 2 or (added[-1][1] < added[0][1] + ENOUGH and added[-1][0] < LARGEST):
-        records = min(4 * added[-1][0], LARGEST)
+    while len(added) < 2 or (added[-1][1] < added[0][1] + LINEAR_FROM_BYTES and added[-1][0] < MAX_MICRO_BATCH):
+        records = min(4 * added[-1][0], MAX_MICRO_BATCH)
         added.append((records, max(step.added(records), added[-1][1])))
     own = [*subject.parameters(), *subject.buffers()]
     return MemoryModel(2 * sum(tensor.nbytes for tensor in own), tuple(added))
@@ -152,18 +152,18 @@ def memory_model(model: nn.Module, choice: Mode | EngineChoice, inputs: Any) -> 
 
 def synthetic_batch(model: nn.Module, inputs: Any) -> Any:
     """A few synthetic records like `inputs`, on which `model` runs."""
-    return runnable_batch("inputs", model, inputs)[0]
+    return find_runnable_batch("inputs", model, inputs)[0]
 
 
-def repeated(batch: Any, records: int) -> Any:
+def repeat_records(batch: Any, records: int) -> Any:
     """The records of `batch` again and again, until there are `records`."""
     places = torch.arange(records) % batch_size(batch)
     return map_tensors(lambda tensor: tensor[places], batch)
 
 
-def stand_in_loss(outputs: Any, _: Any) -> Tensor:
+def surrogate_loss(outputs: Any, _: Any) -> Tensor:
     """A loss that holds as much as cross-entropy, for outputs of any shape."""
-    parts = [tensor for tensor in tensors_of(outputs) if tensor.is_floating_point()]
+    parts = [tensor for tensor in tensor_leaves(outputs) if tensor.is_floating_point()]
     return torch.stack([functional.log_softmax(part.flatten(1), dim=1).square().sum() for part in parts]).sum()
 
 
@@ -174,7 +174,7 @@ class _NoCharges:
         pass
 
 
-class _Step:
+class _MeasuredStep:
     """A curator's whole answer on synthetic records."""
 
     def __init__(self, model: nn.Module, choice: Mode | EngineChoice, synthetic: Any):
@@ -186,16 +186,16 @@ class _Step:
         """Bytes that a process needs while two micro-batches of `records` records are clipped and summed."""
 
         def batch(indices: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Any, Tensor]:
-            return repeated(self._synthetic, len(indices)), torch.zeros(len(indices))
+            return repeat_records(self._synthetic, len(indices)), torch.zeros(len(indices))
 
         held = Records(2 * records, batch, (map_tensors(lambda tensor: tensor[0], self._synthetic), torch.zeros(())))
         curator = Curator(
             held, self._engine, _NoCharges(), Randomness.seeded(0), Execution(micro_batch=records, engine="auto")
         )
         with LiveTensors() as live:
-            curator.answer(self._request, stand_in_loss)
-        records_and_workspaces: float = LIVE * live.peak + CONVOLUTION * live.largest_convolution
-        return round(BASE + PARAMETERS * self._parameters + records_and_workspaces)
+            curator.answer(self._request, surrogate_loss)
+        records_and_workspaces: float = LIVE_FACTOR * live.peak + CONVOLUTION_FACTOR * live.largest_convolution
+        return round(BASE_BYTES + PARAMETER_FACTOR * self._parameters + records_and_workspaces)
 
 
 class LiveTensors(TorchDispatchMode):
@@ -215,18 +215,18 @@ class LiveTensors(TorchDispatchMode):
         self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: Mapping[str, Any] | None = None
     ) -> Any:
         result = function(*arguments, **(named or {}))
-        made = _with_storage(result)
+        made = _dense_leaves(result)
         given = {
-            tensor.untyped_storage()._cdata for tensor in _with_storage((arguments, named))
+            tensor.untyped_storage()._cdata for tensor in _dense_leaves((arguments, named))
         }  # a view is nothing new
         for tensor in made:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._sizes and storage._cdata not in given:
                 self._sizes[storage._cdata] = storage.nbytes()
                 self._now += storage.nbytes()
-                weakref.finalize(storage, self._freed, storage._cdata)
+                weakref.finalize(storage, self._note_freed, storage._cdata)
         self.peak = max(self.peak, self._now)
-        if function in CONVOLUTIONS:
+        if function in CONVOLUTION_OPERATORS:
             touched = sum(tensor.nbytes for tensor in (*arguments[:2], *made))
             self.largest_convolution = max(self.largest_convolution, touched)
         return result
@@ -235,9 +235,9 @@ class LiveTensors(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # it would be imported to be skipped, which takes two seconds
 
-    def _freed(self, storage: int) -> None:
+    def _note_freed(self, storage: int) -> None:
         self._now -= self._sizes.pop(storage, 0)
 
 
-def _with_storage(tree: Any) -> list[Tensor]:
-    return [tensor for tensor in tensors_of(tree) if tensor.layout == torch.strided]
+def _dense_leaves(tree: Any) -> list[Tensor]:
+    return [tensor for tensor in tensor_leaves(tree) if tensor.layout == torch.strided]

@@ -14,25 +14,28 @@ import torch
 from torch import nn
 
 from apportion.errors import UnsupportedModel
-from apportion.models.check import copy_of
-from apportion.models.closeness import close, identical, named_tensors, same
+from apportion.models.check import copy_model
 from apportion.models.synthetic import (
     RECORDS,
-    Structure,
-    batches,
-    device_of,
-    first_that_runs,
-    pick,
-    prepared,
-    run,
-    runnable_batch,
-    seeded,
+    Tree,
+    bitwise_equal,
+    find_runnable,
+    find_runnable_batch,
+    fix_seed,
+    model_device,
+    named_tensors,
+    prepare_model,
+    run_model,
+    select_records,
+    synthetic_batches,
+    tensors_agree,
+    trees_agree,
 )
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
 # Further sizes of a batch: a model may look at its size, as one does that normalises groups of four.
-_COMPANIES = (12, 16)
+_BATCH_SIZES = (12, 16)
 
 
 class NotRepeatable(UnsupportedModel):
@@ -56,43 +59,43 @@ class MixedRecords(UnsupportedModel):
         )
 
 
-def probe_model(model: nn.Module, example: Structure) -> None:
+def probe_model(model: nn.Module, example: Tree) -> None:
     """Raise `UnsupportedModel` unless the output for a record is its own and running the model changes no state.
 
     `example` is one record without a batch dimension. A tensor is passed as `model(x)`, a tuple or list as `model(*x)`, a
     dict as `model(**x)`, each with a batch dimension in front.
     """
-    subject = prepared(model)
-    state = _state(subject)
-    batch, outputs = runnable_batch("example", subject, example)
+    subject = prepare_model(model)
+    state = _copy_state(subject)
+    batch, outputs = find_runnable_batch("example", subject, example)
     _require_unchanged(state, subject, "model")
     _require_batch_dimension(outputs)
     _require_records_apart(subject, batch, outputs, example)
 
 
-def _require_records_apart(subject: nn.Module, batch: Structure, outputs: Structure, example: Structure) -> None:
+def _require_records_apart(subject: nn.Module, batch: Tree, outputs: Tree, example: Tree) -> None:
     """The outputs of a record must be the same alone, in company, and in companies of other sizes."""
 
-    def outputs_of(inputs: Structure) -> Structure:
-        return first_that_runs(lambda given: run(subject, given, seed=0), iter([inputs]), "The model", example)[1]
+    def outputs_of(inputs: Tree) -> Tree:
+        return find_runnable(lambda given: run_model(subject, given, seed=0), iter([inputs]), "The model", example)[1]
 
     coarsest = max((p.dtype for p in subject.parameters() if p.is_floating_point()), key=_coarseness, default=None)
-    if not same(run(subject, batch, seed=0), outputs, coarsest):
+    if not trees_agree(run_model(subject, batch, seed=0), outputs, coarsest):
         raise NotRepeatable
-    repeatable = same(run(subject, batch, seed=1), outputs, coarsest)
+    repeatable = trees_agree(run_model(subject, batch, seed=1), outputs, coarsest)
     for index in range(RECORDS):
-        other = outputs_of(pick(batch, [index]))
+        other = outputs_of(select_records(batch, [index]))
         _require_single_shape(other, outputs)
         if not repeatable:
             # Something random is left in the model. The same seed gives a batch of the same size the same draws, so the
             # company of the record is exchanged instead of taken away.
             company = [place if place == index else (place + 1) % RECORDS for place in range(RECORDS)]
-            other = pick(run(subject, pick(batch, company), seed=0), [index])
-        if not same(pick(outputs, [index]), other, coarsest):
+            other = select_records(run_model(subject, select_records(batch, company), seed=0), [index])
+        if not trees_agree(select_records(outputs, [index]), other, coarsest):
             raise MixedRecords
-    for size in _COMPANIES if repeatable else ():
+    for size in _BATCH_SIZES if repeatable else ():
         places = [place % RECORDS for place in range(size)]
-        if not same(outputs_of(pick(batch, places)), pick(outputs, places), coarsest):
+        if not trees_agree(outputs_of(select_records(batch, places)), select_records(outputs, places), coarsest):
             raise MixedRecords
 
 
@@ -100,36 +103,36 @@ def _coarseness(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps
 
 
-def probe_loss(model: nn.Module, loss_fn: LossFunction, example_inputs: Structure, example_target: Structure) -> None:
+def probe_loss(model: nn.Module, loss_fn: LossFunction, example_inputs: Tree, example_target: Tree) -> None:
     """Raise `UnsupportedModel` unless `loss_fn(outputs, targets)` is made of terms that belong to one record each.
 
     It may return one value for each record, or their mean or their sum. The model is run once and its outputs are split, so
     a fault found here is of the loss.
     """
-    subject = prepared(model)
-    loss = copy_of(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
-    state = _state(loss)
-    _, outputs = first_that_runs(
-        lambda inputs: run(subject, inputs, seed=0),
-        batches("example_inputs", example_inputs, subject),
+    subject = prepare_model(model)
+    loss = copy_model(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
+    state = _copy_state(loss)
+    _, outputs = find_runnable(
+        lambda inputs: run_model(subject, inputs, seed=0),
+        synthetic_batches("example_inputs", example_inputs, subject),
         "The model",
         example_inputs,
     )
     _require_batch_dimension(outputs)
 
-    def evaluate(targets: Structure, chosen: list[int]) -> torch.Tensor:
-        with seeded(0, device_of(subject)):
-            return loss(pick(outputs, chosen), pick(targets, chosen))
+    def evaluate(targets: Tree, chosen: list[int]) -> torch.Tensor:
+        with fix_seed(0, model_device(subject)):
+            return loss(select_records(outputs, chosen), select_records(targets, chosen))
 
     # Targets are drawn from [0, 1), as some losses take probabilities only.
     everyone = list(range(RECORDS))
-    targets, together = first_that_runs(
+    targets, together = find_runnable(
         lambda targets: evaluate(targets, everyone),
-        batches("example_target", example_target, subject, draw=torch.rand),
+        synthetic_batches("example_target", example_target, subject, draw=torch.rand),
         "The loss",
         example_target,
     )
-    _, alone = first_that_runs(
+    _, alone = find_runnable(
         lambda targets: [evaluate(targets, [index]) for index in everyone], iter([targets]), "The loss", example_target
     )
     _require_unchanged(state, loss, "loss")
@@ -137,7 +140,7 @@ def probe_loss(model: nn.Module, loss_fn: LossFunction, example_inputs: Structur
         _require_loss_shape(value, records)
     singles = torch.stack([value.reshape(()) for value in alone])
     accepted = [singles] if together.numel() == RECORDS else [singles.mean(), singles.sum()]
-    if not any(close(together.reshape(value.shape), value) for value in accepted):
+    if not any(tensors_agree(together.reshape(value.shape), value) for value in accepted):
         raise UnsupportedModel(
             "The loss mixes records: for a batch it is not the values of its records, nor their mean or sum. "
             "Use reduction='none' and only terms that depend on one record, "
@@ -145,7 +148,7 @@ def probe_loss(model: nn.Module, loss_fn: LossFunction, example_inputs: Structur
         )
 
 
-def _state(subject: object) -> dict[str, torch.Tensor]:
+def _copy_state(subject: object) -> dict[str, torch.Tensor]:
     """The parameters and buffers of a module as they are now; nothing for a plain function."""
     if not isinstance(subject, nn.Module):
         return {}
@@ -154,16 +157,16 @@ def _state(subject: object) -> dict[str, torch.Tensor]:
 
 
 def _require_unchanged(before: dict[str, torch.Tensor], subject: object, what: str) -> None:
-    after = _state(subject)
+    after = _copy_state(subject)
     for name in before | after:
-        if name not in before or name not in after or not identical(before[name], after[name]):
+        if name not in before or name not in after or not bitwise_equal(before[name], after[name]):
             raise UnsupportedModel(
                 f"The forward pass of the {what} changes its {name}, which would carry what it learns of the records past "
                 "the noise. Remove the update, or make it outside of the forward pass from data that is not private."
             )
 
 
-def _require_batch_dimension(outputs: Structure) -> None:
+def _require_batch_dimension(outputs: Tree) -> None:
     tensors = named_tensors(outputs)
     if not tensors:
         raise UnsupportedModel(
@@ -179,7 +182,7 @@ def _require_batch_dimension(outputs: Structure) -> None:
             )
 
 
-def _require_single_shape(alone: Structure, together: Structure) -> None:
+def _require_single_shape(alone: Tree, together: Tree) -> None:
     for (name, single), (_, batch) in zip(named_tensors(alone), named_tensors(together), strict=False):
         if single.shape != (1, *batch.shape[1:]):
             raise UnsupportedModel(

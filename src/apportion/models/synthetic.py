@@ -10,36 +10,35 @@ import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
 from apportion.curator.tree import call_model
 from apportion.errors import ApportionError, InvalidArgument, UnsupportedModel
-from apportion.models.check import copy_of
-from apportion.models.closeness import identical
+from apportion.models.check import copy_model
 
-Structure = Any
+Tree = Any
 """One record, or a batch of them: a tensor, or a tuple, list or dict of these."""
 RECORDS = 3
 """In a synthetic batch: two could hide mixing that is symmetric in its pair."""
 Kind = Literal["plain", "tokens", "padded", "kept"]
-_NUMBERS = ((0, 1, 2), (0, 1, 1), (3, 2, 1), (0, 0, 0))
+_RECORD_INTEGERS = ((0, 1, 2), (0, 1, 1), (3, 2, 1), (0, 0, 0))
 """Of integers: the record's number; for models that know fewer words or classes; for lengths, which are not 0 and often fall; only 0."""
 _Result = TypeVar("_Result")
 
 
-def device_of(model: nn.Module) -> torch.device:
+def model_device(model: nn.Module) -> torch.device:
     """Where the model is; the CPU if it holds nothing."""
     tensor = next((t for t in (*model.parameters(), *model.buffers())), None)
     return torch.device("cpu") if tensor is None else tensor.device
 
 
-def prepared(model: nn.Module) -> nn.Module:
+def prepare_model(model: nn.Module) -> nn.Module:
     """A copy in train() mode whose dropout drops nothing, so that its outputs can be compared."""
     if any(is_lazy(tensor) or tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise UnsupportedModel(
             "The model has parameters without values, so that it cannot be run; check(model) names them."
         )
-    subject = copy_of(model).train()
+    subject = copy_model(model).train()
     for module in subject.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
@@ -49,14 +48,14 @@ def prepared(model: nn.Module) -> nn.Module:
     return subject
 
 
-def batches(
+def synthetic_batches(
     argument: str,
-    example: Structure,
+    example: Tree,
     model: nn.Module,
     draw: Callable[..., torch.Tensor] = torch.randn,
     *,
     kind: Kind = "plain",
-) -> Iterator[Structure]:
+) -> Iterator[Tree]:
     """Synthetic batches shaped like `example`, to be tried in turn until one runs.
 
     Floats are random. The other numbers depend on the kind:
@@ -75,10 +74,10 @@ def batches(
             "one record must be made of tensors",
             "Pass a tensor, or a tuple, list or dict of tensors",
         )
-    device = device_of(model)
+    device = model_device(model)
     # An index out of range is an error on the CPU that can be caught, but on a GPU it ends the process.
-    for numbers in _NUMBERS if device.type == "cpu" else _NUMBERS[-1:]:
-        words, own = _words(model, max(numbers)), torch.tensor(numbers)
+    for numbers in _RECORD_INTEGERS if device.type == "cpu" else _RECORD_INTEGERS[-1:]:
+        words, own = _known_tokens(model, max(numbers)), torch.tensor(numbers)
         generator = torch.Generator().manual_seed(0)
 
         def synthetic(
@@ -97,7 +96,7 @@ def batches(
             else:
                 values = own.reshape(RECORDS, *[1] * leaf.dim()).expand(shape)
             if kind in ("padded", "kept") and leaf.dim():
-                beyond = _beyond(leaf.shape[0]).reshape(RECORDS, leaf.shape[0], *[1] * (leaf.dim() - 1))
+                beyond = _padding_mask(leaf.shape[0]).reshape(RECORDS, leaf.shape[0], *[1] * (leaf.dim() - 1))
                 mask = beyond if kind == "padded" else ~beyond
                 values = mask.expand(shape) if leaf.dtype == torch.bool else values.masked_fill(beyond, 0)
             return values.to(device=device, dtype=leaf.dtype, copy=True)
@@ -105,7 +104,7 @@ def batches(
         yield tree_map(synthetic, example)
 
 
-def _words(model: nn.Module, highest: int) -> torch.Tensor:
+def _known_tokens(model: nn.Module, highest: int) -> torch.Tensor:
     """Words that every embedding of the model knows, the special ones often; numbers up to `highest` if that is less than two."""
     tables = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
     size = min((table.num_embeddings for table in tables), default=highest + 1)
@@ -115,22 +114,20 @@ def _words(model: nn.Module, highest: int) -> torch.Tensor:
     return torch.tensor([*sorted(word for word in special if word < size), size // 3, 2 * size // 3])
 
 
-def _beyond(places: int) -> torch.Tensor:
+def _padding_mask(places: int) -> torch.Tensor:
     """(records, places), true behind the length of each record: two thirds, all and one third of the places, in no order."""
     ends = torch.tensor([max(1, 2 * places // 3), places, max(1, places // 3)])
     return torch.arange(places) >= ends[:, None]
 
 
-def pairs(
-    inputs: Structure, target: Structure, model: nn.Module, kind: Kind = "plain"
-) -> Iterator[tuple[Structure, Structure]]:
+def synthetic_pairs(inputs: Tree, target: Tree, model: nn.Module, kind: Kind = "plain") -> Iterator[tuple[Tree, Tree]]:
     """Batches of inputs with batches of targets, to be tried in turn."""
-    for records in batches("inputs", inputs, model, kind=kind):
-        for answers in batches("target", target, model, draw=torch.rand):
+    for records in synthetic_batches("inputs", inputs, model, kind=kind):
+        for answers in synthetic_batches("target", target, model, draw=torch.rand):
             yield records, answers
 
 
-def other_kinds(inputs: Structure) -> tuple[Kind, ...]:
+def other_batch_kinds(inputs: Tree) -> tuple[Kind, ...]:
     """The kinds of batches beside the plain one that differ for records like this one."""
     leaves = tree_leaves(inputs)
     tokens = any(leaf.dim() and not leaf.is_floating_point() and leaf.dtype != torch.bool for leaf in leaves)
@@ -139,9 +136,9 @@ def other_kinds(inputs: Structure) -> tuple[Kind, ...]:
     return tuple(kind for kind, differs in kinds if differs)
 
 
-def first_that_runs(
-    function: Callable[[Structure], _Result], candidates: Iterator[Structure], subject: str, example: Structure
-) -> tuple[Structure, _Result]:
+def find_runnable(
+    function: Callable[[Tree], _Result], candidates: Iterator[Tree], subject: str, example: Tree
+) -> tuple[Tree, _Result]:
     """The first candidate that `function` accepts, and its result; if none, say why and on what shape it failed."""
     failure: Exception | None = None
     for candidate in candidates:
@@ -159,12 +156,12 @@ def first_that_runs(
     ) from failure
 
 
-def run(model: nn.Module, batch: Structure, seed: int) -> Structure:
+def run_model(model: nn.Module, batch: Tree, seed: int) -> Tree:
     """The model's outputs, with fixed random draws; refuses one that writes over its records."""
     given = tree_map(torch.clone, batch)
-    with seeded(seed, device_of(model)):
+    with fix_seed(seed, model_device(model)):
         outputs = call_model(model, given)
-    if not all(identical(one, other) for one, other in zip(tree_leaves(given), tree_leaves(batch), strict=True)):
+    if not all(bitwise_equal(one, other) for one, other in zip(tree_leaves(given), tree_leaves(batch), strict=True)):
         raise UnsupportedModel(
             "The model overwrites the records that it is given. "
             "Use inplace=False in its first layers; ap.fix(model) does it in a copy."
@@ -173,7 +170,7 @@ def run(model: nn.Module, batch: Structure, seed: int) -> Structure:
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
+def fix_seed(seed: int, device: torch.device) -> Iterator[None]:
     """Give the model fixed random draws, and put the global random state back afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.default_generator.manual_seed(seed)
@@ -183,16 +180,53 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def runnable_batch(argument: str, model: nn.Module, example: Structure) -> tuple[Structure, Structure]:
+def find_runnable_batch(argument: str, model: nn.Module, example: Tree) -> tuple[Tree, Tree]:
     """Synthetic records like `example` that `model` runs on, together and each alone; and its outputs for them together."""
 
-    def together_and_alone(records: Structure) -> Structure:
+    def together_and_alone(records: Tree) -> Tree:
         for record in range(RECORDS):
-            run(model, pick(records, [record]), seed=0)
-        return run(model, records, seed=0)
+            run_model(model, select_records(records, [record]), seed=0)
+        return run_model(model, records, seed=0)
 
-    return first_that_runs(together_and_alone, batches(argument, example, model), "The model", example)
+    return find_runnable(together_and_alone, synthetic_batches(argument, example, model), "The model", example)
 
 
-def pick(batch: Structure, records: list[int]) -> Structure:
+def select_records(batch: Tree, records: list[int]) -> Tree:
     return tree_map(lambda leaf: leaf[records] if isinstance(leaf, torch.Tensor) else leaf, batch)
+
+
+def named_tensors(outputs: Any) -> list[tuple[str, torch.Tensor]]:
+    """Every tensor of the outputs with a name such as `output['logits']`; None and numbers are passed over."""
+    leaves, _ = tree_flatten_with_path(outputs)
+    return [(f"output{keystr(path)}", leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def trees_agree(actual: Any, expected: Any, computed_in: torch.dtype | None = None) -> bool:
+    """Whether two structures have the same tensors, up to rounding; of a type that is coarser than theirs, if they were computed in it."""
+    one, other = named_tensors(actual), named_tensors(expected)
+    return [name for name, _ in one] == [name for name, _ in other] and all(
+        tensors_agree(a, b, computed_in=computed_in) for (_, a), (_, b) in zip(one, other, strict=True)
+    )
+
+
+def tensors_agree(
+    actual: torch.Tensor, expected: torch.Tensor, looseness: float = 1, computed_in: torch.dtype | None = None
+) -> bool:
+    """Whether two tensors agree up to rounding, measured against the largest number in them."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return False
+    if not (expected.is_floating_point() or expected.is_complex()):
+        return torch.equal(actual, expected)
+    types = [expected.dtype, *([computed_in] if computed_in is not None else [])]
+    tolerance = max({torch.float64: 1e-8, torch.float32: 1e-4}.get(one, 5e-2) for one in types) * looseness
+    if expected.is_cuda:
+        tolerance = max(tolerance, 1e-2)  # convolutions may use TF32, with 10 bits
+    finite = expected.detach()[torch.isfinite(expected)].abs()
+    # Not below 1e-3, as numbers that should be zero are nothing but rounding.
+    scale = max(float(finite.max()), 1e-3) if finite.numel() else 0.0
+    return torch.allclose(actual, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+def bitwise_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal to the bit, where NaN equals NaN."""
+    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())

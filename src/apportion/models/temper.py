@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from apportion.errors import InvalidArgument
-from apportion.models.check import copy_of
+from apportion.models.check import copy_model
 from apportion.strategies.tempering import Temper
 
 
@@ -44,7 +44,7 @@ def temper(model: nn.Module, scale: float = 2.0, temperature: float = 2.0, offse
     """
     if not isinstance(model, nn.Module):
         raise InvalidArgument("model", model, f"it is a {type(model).__name__}", "Pass a torch.nn.Module")
-    tempered = copy_of(model)
+    tempered = copy_model(model)
     places = [name for name, layer in tempered.named_modules(remove_duplicate=False) if type(layer) in _REPLACED]
     if not places:
         raise InvalidArgument(

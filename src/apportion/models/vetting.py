@@ -18,24 +18,24 @@ from torch.utils._pytree import tree_leaves
 
 from apportion.curator.clipping import Gradients, Rows
 from apportion.curator.gradients.engine import Engine, EngineChoice, build_engine
-from apportion.curator.gradients.forgetting import ModuleState
 from apportion.curator.gradients.losses import record_losses
-from apportion.curator.tree import batch_size, map_tensors, tensors_of
+from apportion.curator.gradients.module_state import ModuleState
+from apportion.curator.tree import batch_size, map_tensors, tensor_leaves
 from apportion.execution import Mode
-from apportion.models.check import copy_of
-from apportion.models.engine_choice import choose_engine, proved_path
-from apportion.models.following import Path
+from apportion.models.check import copy_model
+from apportion.models.engine_choice import choose_engine, prove_path
 from apportion.models.probe import probe_model
-from apportion.models.proof import CannotFollow, require_same_path
-from apportion.models.synthetic import device_of, runnable_batch, seeded
+from apportion.models.proof import CannotTrace, require_same_control_flow
+from apportion.models.record_tracer import Path
+from apportion.models.synthetic import find_runnable_batch, fix_seed, model_device
 
 
 def vetted_engine(model: nn.Module, choice: EngineChoice, example: Any, target: Any = None) -> Engine:
     """The engine that was chosen for records like (example, target), which looks at every micro-batch before it runs it together."""
-    return VettedShapes(model, choice, example, target)
+    return VettedEngine(model, choice, example, target)
 
 
-class VettedShapes:
+class VettedEngine:
     """An engine that runs records together where they are known to stay apart.
 
     Args:
@@ -48,7 +48,7 @@ class VettedShapes:
         self.model, self._choice = model, choice
         self._build()
         if choice.path is not None:
-            kind = _kind(example, tuple(True for _ in model.modules()), first=0)
+            kind = _batch_kind(example, tuple(True for _ in model.modules()), first=0)
             self._verdicts[kind] = choice.path
             self._losses[kind, _shapes(target, first=0)] = True
 
@@ -60,24 +60,24 @@ class VettedShapes:
         self._counts: dict[tuple[Any, ...], bool] = {}
         self._losses: dict[tuple[Any, ...], bool] = {}
         self._record: Any = None
-        self._seen = ModuleState(self.model), _writes(self.model)
+        self._seen = ModuleState(self.model), _buffer_versions(self.model)
 
     @property
     def mode(self) -> Mode:
         return self._together.mode
 
-    def follow(self) -> None:
+    def sync_weights(self) -> None:
         """Take over the model as it is. What changed beside its weights (a temperature, a mask) may change its path: proofs are renewed."""
         state, writes = self._seen
-        if state.changed() is not None or writes != _writes(self.model):
+        if state.find_change() is not None or writes != _buffer_versions(self.model):
             self._build()
-        self._together.follow()
+        self._together.sync_weights()
         if self._alone is not None:
-            self._alone.follow()
+            self._alone.sync_weights()
 
     def forward(self, inputs: Any) -> Any:
-        self._current = self._together if self._stay_apart(inputs) else self._one_by_one()
-        self._record = map_tensors(_without_values, inputs)
+        self._current = self._together if self._stay_apart(inputs) else self._reference_engine()
+        self._record = map_tensors(_value_free, inputs)
         return self._current.forward(inputs)
 
     def record_losses(self, loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
@@ -88,17 +88,17 @@ class VettedShapes:
         return record_losses(loss_fn, outputs, targets, together=False)
 
     def _losses_stay_apart(self, loss_fn: Callable[[Any, Any], Tensor], targets: Any) -> bool:
-        kind = _kind(self._record, self._training(), first=0), _shapes(targets, first=1)
+        kind = _batch_kind(self._record, self._training_flags(), first=0), _shapes(targets, first=1)
         if kind not in self._losses:
-            record, target = self._record, map_tensors(_without_values, targets)
+            record, target = self._record, map_tensors(_value_free, targets)
             try:
-                proved_path(self.model, self._choice, loss_fn, record, target, self._synthetic(record))
+                prove_path(self.model, self._choice, loss_fn, record, target, self._synthetic(record))
                 self._losses[kind] = True
             except Exception:
                 self._losses[kind] = False
         return self._losses[kind]
 
-    def _training(self) -> tuple[bool, ...]:
+    def _training_flags(self) -> tuple[bool, ...]:
         return tuple(module.training for module in self.model.modules())
 
     def require_own_parameters(self, loss: Tensor) -> None:
@@ -110,11 +110,11 @@ class VettedShapes:
     def _stay_apart(self, inputs: Any) -> bool:
         if self._choice.mode == "loop":
             return False
-        if not tensors_of(inputs) or not batch_size(inputs):
+        if not tensor_leaves(inputs) or not batch_size(inputs):
             return True  # nobody is in it
         if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in tree_leaves(inputs)):
             return False
-        kind = _kind(inputs, self._training(), first=1)
+        kind = _batch_kind(inputs, self._training_flags(), first=1)
         if kind not in self._verdicts:
             self._verdicts[kind] = self._prove(map_tensors(lambda tensor: tensor[0], inputs))
         path = self._verdicts[kind]
@@ -132,54 +132,54 @@ class VettedShapes:
             record = map_tensors(torch.zeros_like, record)
             probe_model(self.model, record)
             choose_engine(self.model, None, record, torch.zeros(()), self.mode)
-            return proved_path(self.model, self._choice, None, record, torch.zeros(()), self._synthetic(record))
+            return prove_path(self.model, self._choice, None, record, torch.zeros(()), self._synthetic(record))
         except Exception:  # refused, or whatever else goes wrong on this kind of records: alone they cannot meet
             return None
 
     def _same_path(self, record: Any, count: int, path: Path) -> bool:
         def trial(engine: Engine) -> None:
-            with seeded(0, device_of(self.model)):
+            with fix_seed(0, model_device(self.model)):
                 engine.forward(self._synthetic(record))
 
         try:
-            require_same_path(
-                lambda: build_engine(copy_of(self.model), self._choice),
+            require_same_control_flow(
+                lambda: build_engine(copy_model(self.model), self._choice),
                 record,
                 count,
                 path,
                 trial,
             )
-        except CannotFollow:
+        except CannotTrace:
             return False
         return True
 
     def _synthetic(self, record: Any) -> Any:
         """A few records of this shape on which the model runs."""
-        return runnable_batch("inputs", copy_of(self.model), record)[0]
+        return find_runnable_batch("inputs", copy_model(self.model), record)[0]
 
-    def _one_by_one(self) -> Engine:
+    def _reference_engine(self) -> Engine:
         if self._alone is None:
             self._alone = build_engine(self.model, "loop")
-            self._alone.follow()
+            self._alone.sync_weights()
         return self._alone
 
 
-def _without_values(leaf: Any) -> Any:
+def _value_free(leaf: Any) -> Any:
     """Zeros in the shape of a record, which take no room."""
     return leaf.new_zeros(()).expand(leaf.shape[1:]) if isinstance(leaf, Tensor) and leaf.dim() else leaf
 
 
-def _writes(model: nn.Module) -> list[tuple[int, int]]:
+def _buffer_versions(model: nn.Module) -> list[tuple[int, int]]:
     """Which buffers there are, and how often each was written to."""
     return [(id(buffer), buffer._version) for buffer in model.buffers()]
 
 
 def _shapes(tree: Any, first: int) -> tuple[Any, ...]:
     """Of a single record, whose dimensions begin with the one called `first`."""
-    return tuple((tensor.shape[first:], tensor.dtype, tensor.layout) for tensor in tensors_of(tree))
+    return tuple((tensor.shape[first:], tensor.dtype, tensor.layout) for tensor in tensor_leaves(tree))
 
 
-def _kind(inputs: Any, training: tuple[bool, ...], first: int) -> tuple[Any, ...]:
+def _batch_kind(inputs: Any, training: tuple[bool, ...], first: int) -> tuple[Any, ...]:
     """All public facts about a micro-batch on which the path of the model may depend, but for its size.
 
     Args:

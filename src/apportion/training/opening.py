@@ -20,7 +20,7 @@ from apportion.errors import InvalidArgument
 from apportion.execution import Execution
 from apportion.models.check import check
 from apportion.models.engine_choice import choose_engine
-from apportion.models.memory import with_known_batch
+from apportion.models.memory import resolve_micro_batch
 from apportion.models.probe import probe_loss, probe_model
 from apportion.models.temper import require_tempered
 from apportion.models.vetting import vetted_engine
@@ -36,7 +36,7 @@ from apportion.training.storage import CHECKPOINT, DRAWS, KEY, LEDGER, Storage
 def open_session(setup: Setup) -> Session:
     """Account, curator and state of a run, new or resumed."""
     _require_valid(setup)
-    execution = with_known_batch(
+    execution = resolve_micro_batch(
         setup.execution,
         setup.model,
         setup.choice,

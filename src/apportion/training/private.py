@@ -27,7 +27,7 @@ from apportion.curator.gradients.engine import Engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Batch, as_records
 from apportion.curator.tree import batch_size as size_of
-from apportion.curator.tree import map_tensors, tensors_of
+from apportion.curator.tree import map_tensors, tensor_leaves
 from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
 from apportion.execution import Execution
 from apportion.planning import Plan, require_plan
@@ -92,7 +92,7 @@ class PrivateModel(nn.Module):
         kind = self._tracked(current)
         with current.draw.secret_dropout():
             outputs = self._engine.forward(structure)
-        current.outputs = tensors_of(outputs)
+        current.outputs = tensor_leaves(outputs)
         return map_tensors(lambda tensor: tensor.as_subclass(kind), outputs)
 
     def _tracked(self, current: _MicroBatch) -> type[Tensor]:

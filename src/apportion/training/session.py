@@ -12,14 +12,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apportion.accounting.account import Account
-from apportion.curator.curator import Charges, Curator, Draws
+from apportion.curator.curator import Charges, Curator, StreamSource
 from apportion.curator.gradients.engine import Engine, EngineChoice
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
 from apportion.errors import InvalidArgument, WrongOrder
 from apportion.execution import Execution
-from apportion.models.check import copy_of
+from apportion.models.check import copy_model
 from apportion.planning import Plan
 from apportion.request import Released, Request
 from apportion.strategies.context import Context
@@ -30,7 +30,7 @@ from apportion.training.history import Entry, as_columns, from_columns, is_repor
 from apportion.training.optimizers import require_same_parameters
 from apportion.training.storage import Storage
 
-BuildCurator = Callable[[Records, Engine, Charges, Draws, Execution], Curator]
+BuildCurator = Callable[[Records, Engine, Charges, StreamSource, Execution], Curator]
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +127,7 @@ class Session:
         weights = update.averaged(self._update_state) if isinstance(update, AveragingUpdate) else None
         if weights is None:
             return None
-        model = copy_of(self.model)
+        model = copy_model(self.model)
         parameters = trained_parameters(model)
         for name, value in weights.items():
             parameters[name].data.copy_(value)

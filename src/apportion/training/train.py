@@ -15,7 +15,7 @@ from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.errors import InvalidArgument, TakenOver
 from apportion.execution import Execution
-from apportion.models.check import copy_of
+from apportion.models.check import copy_model
 from apportion.planning import Plan, require_plan
 from apportion.training.evaluation import accuracy, require_public
 from apportion.training.loop import take_steps
@@ -103,7 +103,7 @@ def train(
     )
     session = open_session(setup)
     if isinstance(loss_fn, nn.Module):
-        loss_fn = copy_of(loss_fn)  # a loss that remembers what it saw must not hand it out
+        loss_fn = copy_model(loss_fn)  # a loss that remembers what it saw must not hand it out
     try:
         return _run(session, loss_fn, evaluate, progress)
     finally:

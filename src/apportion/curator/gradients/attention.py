@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import _canonical_mask, _none_or_dtype, dropout, linear, pad, scaled_dot_product_attention
 
+from apportion.curator.gradients.layer_use import MaterialisedUse
 from apportion.curator.gradients.linear import LinearUse
-from apportion.curator.gradients.materialised import WrittenOut
 from apportion.errors import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -43,20 +43,24 @@ class StackedUse:
         return ", ".join(sorted({block.kernel for block in self._blocks}))
 
     def squared_norms(self) -> dict[str, Tensor]:
-        return {name: torch.stack(parts).sum(0) for name, parts in _by_name([b.squared_norms() for b in self._blocks])}
+        return {
+            name: torch.stack(parts).sum(0) for name, parts in _group_by_name([b.squared_norms() for b in self._blocks])
+        }
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: torch.cat(parts) for name, parts in _by_name([b.weighted_sums(weights) for b in self._blocks])}
+        return {
+            name: torch.cat(parts) for name, parts in _group_by_name([b.weighted_sums(weights) for b in self._blocks])
+        }
 
     def rows(self, name: str, records: slice) -> Tensor:
         return torch.cat([b.rows(name, records) for b in self._blocks if name in b.names.values()], 1)
 
-    def silence(self, records: Tensor) -> None:
+    def zero_records(self, records: Tensor) -> None:
         for block in self._blocks:
-            block.silence(records)
+            block.zero_records(records)
 
 
-def _by_name(found: list[dict[str, Tensor]]) -> list[tuple[str, list[Tensor]]]:
+def _group_by_name(found: list[dict[str, Tensor]]) -> list[tuple[str, list[Tensor]]]:
     names = dict.fromkeys(name for part in found for name in part)
     return [(name, [part[name] for part in found if name in part]) for name in names]
 
@@ -91,7 +95,7 @@ class _Attention:
             )
         if is_causal and attn_mask is None:
             raise RuntimeError("is_causal is a hint about attn_mask, which is missing")  # as torch does
-        q, k, v = self._projected(query, key, value)
+        q, k, v = self._project(query, key, value)
         padding = _canonical_mask(
             key_padding_mask, "key_padding_mask", _none_or_dtype(attn_mask), "attn_mask", query.dtype
         )
@@ -118,10 +122,10 @@ class _Attention:
         else:
             by_hint = is_causal and padding is None
             mixed = scaled_dot_product_attention(q, k, v, None if by_hint else mask, chance, by_hint)
-        output = self._out_projected(mixed.transpose(1, 2).flatten(2))
+        output = self._project_output(mixed.transpose(1, 2).flatten(2))
         return (output if module.batch_first else output.transpose(0, 1)), weights
 
-    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value (b, T, E) after their projections."""
         module, names = self._module, self._names
         size = module.embed_dim
@@ -143,11 +147,11 @@ class _Attention:
             if learned:
                 parts = {"weight": own, "bias": "in_proj_bias"}
                 parts = {part: learned[own] for part, own in parts.items() if own in learned}
-                uses.append(LinearUse(parts, self._engine.note(self._path, by_record)))
+                uses.append(LinearUse(parts, self._engine.save_input(self._path, by_record)))
         if learned:
             shapes = [(output.shape[1], output.shape[2]) for output in outputs]
             flat = [output.flatten(1) for output in outputs]
-            watched = self._engine.watch(
+            watched = self._engine.tap_output(
                 StackedUse(learned, uses, shapes), flat[0] if len(flat) == 1 else torch.cat(flat, 1)
             )
             pieces = watched.split([positions * width for positions, width in shapes], 1)
@@ -159,26 +163,26 @@ class _Attention:
         """Positions that every record attends to besides its own: a learned one (`add_bias_kv`), and zeros (`add_zero_attn`)."""
         module, extra = self._module, []
         if module.bias_k is not None and module.bias_v is not None:
-            extra.append((self._repeated("bias_k", records), self._repeated("bias_v", records)))
+            extra.append((self._repeat_parameter("bias_k", records), self._repeat_parameter("bias_v", records)))
         if module.add_zero_attn:
             zeros = keys.new_zeros(records, 1, module.embed_dim)
             extra.append((zeros, zeros))
         return extra
 
-    def _repeated(self, own: str, records: int) -> Tensor:
+    def _repeat_parameter(self, own: str, records: int) -> Tensor:
         value = self._module.get_parameter(own).expand(records, 1, -1)
         if own not in self._names:
             return value
-        use = WrittenOut({own: self._names[own]}, lambda gradient: {own: gradient.unsqueeze(1)})
-        return self._engine.watch(use, value)
+        use = MaterialisedUse({own: self._names[own]}, lambda gradient: {own: gradient.unsqueeze(1)})
+        return self._engine.tap_output(use, value)
 
-    def _out_projected(self, mixed: Tensor) -> Tensor:
+    def _project_output(self, mixed: Tensor) -> Tensor:
         layer = self._module.out_proj
         names = {own: self._names[f"out_proj.{own}"] for own in ("weight", "bias") if f"out_proj.{own}" in self._names}
         output = linear(mixed, layer.weight, layer.bias)
         if not names:
             return output
-        return self._engine.watch(LinearUse(names, self._engine.note(self._path, mixed)), output)
+        return self._engine.tap_output(LinearUse(names, self._engine.save_input(self._path, mixed)), output)
 
 
 def replace_attention(module: nn.MultiheadAttention, path: str, names: Mapping[str, str], engine: OnePass) -> None:

@@ -2,8 +2,8 @@
 
 `vmap` replaces every operation by one on the whole micro-batch, by a rule that torch has for it. Where there is no rule it raises, and
 a slower engine is used. But some rules are wrong: a record's gradient is then not the one it has alone, or even depends on its place in
-the micro-batch and on its neighbours. `WRONG` is the table of those that were found by comparing, operation by operation, with records
-alone (`tests/curator/test_batching_rules.py`, which also notices when torch mends one).
+the micro-batch and on its neighbours. `WRONG_RULES` lists those that were found by comparing every operation with single records
+(`tests/curator/test_batching_rules.py`, which also notices when torch fixes one).
 
     with no_wrong_batching_rules():
         outputs = vmap(alone, randomness="different")(copies, inputs)
@@ -16,6 +16,7 @@ torch writes runs under `vmap` too, when the loss is differentiated: it is guard
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,11 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
+from torch.func import vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from apportion.curator.gradients.followable import FORMS
+from apportion.curator.gradients.batching_forms import TRACEABLE_FORMS
 from apportion.errors import UnsupportedModel
 
 
@@ -56,7 +58,7 @@ class WrongRule:
     operators: tuple[Any, ...] = ()
 
 
-def _named(name: str) -> tuple[Any, ...]:
+def _every_overload(name: str) -> tuple[Any, ...]:
     """Every way to call an operator: torch.name(x), x.name(), torch.ops.aten.name(x), with or without its overload."""
     packet = getattr(torch.ops.aten, name)
     places = [getattr(place, name) for place in (torch, Tensor) if hasattr(place, name)]
@@ -88,7 +90,7 @@ def _function_without_padding(
     **named: Any,
 ) -> Tensor:
     """Rows of padding have the same values and no gradient."""
-    found: Any = FORMS[functional.embedding](input, weight, padding_idx, *rest, **named)
+    found: Any = TRACEABLE_FORMS[functional.embedding](input, weight, padding_idx, *rest, **named)
     if isinstance(found, Tensor):
         return found
     rows = functional.embedding(input, weight, None, *rest, **named)
@@ -108,11 +110,11 @@ def _operator_without_padding(weight: Tensor, indices: Tensor, padding_idx: int,
 # Values that several elements of a record share
 
 
-def _of_everything(input: Tensor, *rest: Any, **named: Any) -> bool:  # noqa: A002
+def _reduces_everything(input: Tensor, *rest: Any, **named: Any) -> bool:  # noqa: A002
     return not rest and not named and input.is_floating_point()
 
 
-class _AmongTies(torch.autograd.Function):
+class _TiedValue(torch.autograd.Function):
     """A value of a tensor; its gradient in equal shares to all elements that have this value."""
 
     generate_vmap_rule = True
@@ -132,9 +134,9 @@ class _AmongTies(torch.autograd.Function):
         return torch.where(ties, gradient / ties.sum(), 0), None
 
 
-def _shared_by(choose: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def _with_tied_gradient(choose: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     def chosen(input: Tensor) -> Tensor:  # noqa: A002
-        shared: Tensor = _AmongTies.apply(input, choose(input.detach()))
+        shared: Tensor = _TiedValue.apply(input, choose(input.detach()))
         return shared
 
     return chosen
@@ -147,11 +149,11 @@ def _is_scalar(input: Tensor, *_: Any, **__: Any) -> bool:  # noqa: A002
     return input.dim() == 0
 
 
-def _copy(input: Tensor, *_: Any, **__: Any) -> Tensor:  # noqa: A002
+def _clone(input: Tensor, *_: Any, **__: Any) -> Tensor:  # noqa: A002
     return input.clone()
 
 
-def _by_slice(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:  # noqa: A002
+def _scatter_slice(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:  # noqa: A002
     start = index + input.size(dim) if index < 0 else index
     return torch.slice_scatter(input, src.unsqueeze(dim), dim, start, start + 1)
 
@@ -160,7 +162,7 @@ def _value_is_tensor(input: Tensor, dim: int, index: Tensor, value: Any) -> bool
     return isinstance(value, Tensor)
 
 
-def _fill_own(input: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:  # noqa: A002
+def _fill_copies(input: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:  # noqa: A002
     """The input gets a copy for every record that has a value of its own."""
     own = torch.where(torch.ones_like(value, dtype=torch.bool), input, input)
     return torch.index_fill(own, dim, index, value)
@@ -183,19 +185,19 @@ def _grows(input: Tensor, batch1: Tensor, batch2: Tensor, **_: Any) -> bool:  # 
 # What a tensor says of itself
 
 
-def _reading(attribute: str) -> Any:
+def _attribute_getter(attribute: str) -> Any:
     """`tensor.attribute`, as a `TorchFunctionMode` sees it."""
     return getattr(Tensor, attribute).__get__
 
 
-def _own(attribute: str) -> Callable[[Tensor], Any]:
+def _read_unwrapped(attribute: str) -> Callable[[Tensor], Any]:
     def read(tensor: Tensor, *_: Any) -> Any:
-        return getattr(_physical(tensor), attribute)
+        return getattr(_unwrap(tensor), attribute)
 
     return read
 
 
-def _physical(tensor: Tensor) -> Tensor:
+def _unwrap(tensor: Tensor) -> Tensor:
     """The tensor of the whole micro-batch, below the wrappers of `vmap`."""
     while torch._C._functorch.is_batchedtensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
@@ -205,11 +207,11 @@ def _physical(tensor: Tensor) -> Tensor:
 # Losses
 
 
-def _in_chunks(*_: Any, options: Any = None, **__: Any) -> bool:
+def _has_options(*_: Any, options: Any = None, **__: Any) -> bool:
     return options is not None
 
 
-def _in_one_piece(*arguments: Any, options: Any, **named: Any) -> Tensor:
+def _without_options(*arguments: Any, options: Any, **named: Any) -> Tensor:
     loss: Tensor = functional.linear_cross_entropy(*arguments, **named)
     return loss
 
@@ -228,7 +230,7 @@ _OWN_GENERATOR = WrongRule(
 )
 """Of any function that takes one."""
 
-WRONG: tuple[WrongRule, ...] = (
+WRONG_RULES: tuple[WrongRule, ...] = (
     WrongRule(
         operation="embedding with padding_idx",
         fault="the tables of all records are put one below the other and only row padding_idx of the first is padding, so the "
@@ -242,7 +244,7 @@ WRONG: tuple[WrongRule, ...] = (
         operation="the operator embedding with padding_idx",
         fault="as of the function embedding",
         seen=("2.13.0",),
-        called=_named("embedding"),
+        called=_every_overload("embedding"),
         met=_operator_pads,
         instead=_operator_without_padding,
         operators=(torch.ops.aten.embedding.default,),
@@ -251,63 +253,63 @@ WRONG: tuple[WrongRule, ...] = (
         operation="roll of a scalar",
         fault="the records are rolled: each gets the value of its neighbour",
         seen=("2.13.0",),
-        called=_named("roll"),
+        called=_every_overload("roll"),
         met=_is_scalar,
-        instead=_copy,
+        instead=_clone,
     ),
     WrongRule(
         operation="select_scatter",
         fault="the gradient of src is multiplied by the size of the dimension",
         seen=("2.13.0",),
-        called=_named("select_scatter"),
+        called=_every_overload("select_scatter"),
         met=_always,
-        instead=_by_slice,
+        instead=_scatter_slice,
     ),
     WrongRule(
         operation="index_fill with a value that records do not share and an input that they share",
         fault="the values of several records are written over each other, and have no gradient",
         seen=("2.13.0",),
-        called=_named("index_fill"),
+        called=_every_overload("index_fill"),
         met=_value_is_tensor,
-        instead=_fill_own,
+        instead=_fill_copies,
     ),
     WrongRule(
         operation="max of everything",
         fault="where several elements have the maximum one of them gets the whole gradient, instead of each an equal share",
         seen=("2.13.0",),
-        called=_named("max"),
-        met=_of_everything,
-        instead=_shared_by(torch.max),
+        called=_every_overload("max"),
+        met=_reduces_everything,
+        instead=_with_tied_gradient(torch.max),
     ),
     WrongRule(
         operation="min of everything",
         fault="as of max",
         seen=("2.13.0",),
-        called=_named("min"),
-        met=_of_everything,
-        instead=_shared_by(torch.min),
+        called=_every_overload("min"),
+        met=_reduces_everything,
+        instead=_with_tied_gradient(torch.min),
     ),
     WrongRule(
         operation="median of everything",
         fault="as of max",
         seen=("2.13.0",),
-        called=_named("median"),
-        met=_of_everything,
-        instead=_shared_by(torch.median),
+        called=_every_overload("median"),
+        met=_reduces_everything,
+        instead=_with_tied_gradient(torch.median),
     ),
     WrongRule(
         operation="nanmedian of everything",
         fault="as of max",
         seen=("2.13.0",),
-        called=_named("nanmedian"),
-        met=_of_everything,
-        instead=_shared_by(torch.nanmedian),
+        called=_every_overload("nanmedian"),
+        met=_reduces_everything,
+        instead=_with_tied_gradient(torch.nanmedian),
     ),
     WrongRule(
         operation="squeeze_ without a dimension",
         fault="of a micro-batch of one record the dimension of the records is removed too",
         seen=("2.13.0",),
-        called=_named("squeeze_"),
+        called=_every_overload("squeeze_"),
         met=_without_dimension,
         instead=_squeeze_one_by_one,
     ),
@@ -316,42 +318,42 @@ WRONG: tuple[WrongRule, ...] = (
         fault="strides are those of the micro-batch: other records may be read, and of a tensor that is expanded, as the records' "
         "copies of a parameter are, each record gets the mean of the gradients of all",
         seen=("2.13.0",),
-        called=(*_named("as_strided"), *_named("as_strided_copy")),
+        called=(*_every_overload("as_strided"), *_every_overload("as_strided_copy")),
         met=_always,
     ),
     WrongRule(
         operation="as_strided_",
         fault="the tensor keeps its shape and values",
         seen=("2.13.0",),
-        called=_named("as_strided_"),
+        called=_every_overload("as_strided_"),
         met=_always,
     ),
     WrongRule(
         operation="set_",
         fault="the tensor keeps its values",
         seen=("2.13.0",),
-        called=_named("set_"),
+        called=_every_overload("set_"),
         met=_always,
     ),
     WrongRule(
         operation="resize_",
         fault="the values of all records are laid out anew, over the bounds of records",
         seen=("2.13.0",),
-        called=_named("resize_"),
+        called=_every_overload("resize_"),
         met=_always,
     ),
     WrongRule(
         operation="resize_as_",
         fault="the tensor keeps its shape",
         seen=("2.13.0",),
-        called=_named("resize_as_"),
+        called=_every_overload("resize_as_"),
         met=_always,
     ),
     WrongRule(
         operation="addbmm_ of a tensor that grows by it",
         fault="the tensor keeps its shape",
         seen=("2.13.0",),
-        called=_named("addbmm_"),
+        called=_every_overload("addbmm_"),
         met=_grows,
     ),
     WrongRule(
@@ -359,25 +361,25 @@ WRONG: tuple[WrongRule, ...] = (
         fault="it takes the weights for frozen, as they say of themselves under vmap, and gives them no gradient",
         seen=("2.13.0",),
         called=tuple(function for function in (getattr(functional, "linear_cross_entropy", None),) if function),
-        met=_in_chunks,
-        instead=_in_one_piece,
+        met=_has_options,
+        instead=_without_options,
     ),
     WrongRule(
         operation="Tensor.requires_grad",
         fault="it is False for every tensor, so what a module does for the sake of gradients is left out: backward hooks of modules, "
         "`if x.requires_grad: x.register_hook(...)`",
         seen=("2.13.0",),
-        called=(_reading("requires_grad"),),
+        called=(_attribute_getter("requires_grad"),),
         met=_always,
-        instead=_own("requires_grad"),
+        instead=_read_unwrapped("requires_grad"),
     ),
     WrongRule(
         operation="Tensor.grad_fn",
         fault="it is None for every tensor",
         seen=("2.13.0",),
-        called=(_reading("grad_fn"),),
+        called=(_attribute_getter("grad_fn"),),
         met=_always,
-        instead=_own("grad_fn"),
+        instead=_read_unwrapped("grad_fn"),
     ),
     _OWN_GENERATOR,
 )
@@ -386,11 +388,13 @@ WRONG: tuple[WrongRule, ...] = (
 _REDISPATCH = getattr(torch.overrides, "redispatch_function", None)
 """Calls a function past the mode that handles it; older versions of torch have none."""
 
-_BY_FUNCTION = {function: rule for rule in WRONG for function in rule.called}
-_BY_OPERATOR = {operator: rule for rule in WRONG for operator in rule.operators}
+_BY_FUNCTION = {function: rule for rule in WRONG_RULES for function in rule.called}
+_BY_OPERATOR = {operator: rule for rule in WRONG_RULES for operator in rule.operators}
 
 
-def wrong_rule(function: Any, arguments: Sequence[Any], named: Mapping[str, Any] | None = None) -> WrongRule | None:
+def find_wrong_rule(
+    function: Any, arguments: Sequence[Any], named: Mapping[str, Any] | None = None
+) -> WrongRule | None:
     """The entry of the table that a call meets: `function` as a `TorchFunctionMode` sees it while `vmap` runs."""
     rule = _BY_FUNCTION.get(function)
     if rule is not None and rule.met(*arguments, **(named or {})):
@@ -398,7 +402,7 @@ def wrong_rule(function: Any, arguments: Sequence[Any], named: Mapping[str, Any]
     return _OWN_GENERATOR if named and _OWN_GENERATOR.met(**named) else None
 
 
-class _InAnotherWay(TorchFunctionMode):
+class _FunctionGuard(TorchFunctionMode):
     """Computes what the table has another way for, and refuses the rest of it."""
 
     def __init__(self) -> None:
@@ -407,20 +411,20 @@ class _InAnotherWay(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _BY_FUNCTION or kwargs:
-            rule = wrong_rule(func, args, kwargs)
+            rule = find_wrong_rule(func, args, kwargs)
             if rule is not None:
                 if rule.instead is None:
                     raise _refusal(rule)
                 return rule.instead(*args, **(kwargs or {}))
-        if func in FORMS:
-            found = FORMS[func](*args, **(kwargs or {}))
+        if func in TRACEABLE_FORMS:
+            found = TRACEABLE_FORMS[func](*args, **(kwargs or {}))
             if found is not NotImplemented:
                 return found
         if isinstance(func, (FunctionType, HigherOrderOperator)):
-            return self._made_of_others(func, types, args, kwargs or {})
+            return self._call_composite(func, types, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)
 
-    def _made_of_others(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def _call_composite(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """A function in Python, or an `autograd.Function`. The mode is left while it is handled, and entered again for what it calls."""
         if _REDISPATCH is None and isinstance(func, HigherOrderOperator):
             raise UnsupportedModel(
@@ -439,7 +443,7 @@ class _InAnotherWay(TorchFunctionMode):
             self._entered.pop()
 
 
-class _AtTheKernels(TorchDispatchMode):
+class _OperatorGuard(TorchDispatchMode):
     """Refuses what got past: operators that were not called through a function of torch."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -457,7 +461,15 @@ def _refusal(rule: WrongRule) -> UnsupportedModel:
 
 
 @contextmanager
-def no_wrong_batching_rules() -> Iterator[None]:
+def guard_batching_rules() -> Iterator[None]:
     """Around a call of `vmap`: what the table has is computed in a way that is right for every record, or refused."""
-    with _AtTheKernels(), _InAnotherWay():
+    with _OperatorGuard(), _FunctionGuard():
         yield
+
+
+def vmap_records(function: Callable[..., Any], *arguments: Any) -> Any:
+    """`function` of every record alone, all at once: every tensor of the arguments and of the results has the records in front."""
+    with warnings.catch_warnings(), guard_batching_rules():
+        # Where torch loops over records inside one operator it says so on every call; the result is the same.
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        return vmap(function, randomness="different")(*arguments)

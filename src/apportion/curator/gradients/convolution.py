@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from apportion.curator.gradients.rounding import gram, margin, norms_from_grams, squared
-from apportion.curator.gradients.use import added, chunks, scaled, without
+from apportion.curator.gradients.layer_use import scale_rows, split_records, weighted_sum, zero_rows
+from apportion.curator.gradients.rounding import gram_matrix, norms_from_grams, rounding_margin, squared_row_norms
 from apportion.errors import UnsupportedModel
 
-KEEP = 2.0
+MAX_MATERIALISED_RATIO = 2.0
 """Written-out gradients are kept if they have at most so many times the numbers of the input and output gradient together."""
-GRAM_CELLS = 1 << 16
+MAX_GRAM_ENTRIES = 1 << 16
 """The pixel Gram has S² numbers a record: beyond this it would not fit into the cache."""
 
 
@@ -57,7 +57,7 @@ class ConvolutionUse:
         if "weight" in self.names:
             self._norms[self.names["weight"]] = self._weight_norms()
         if self._bias_rows is not None:
-            self._norms[self.names["bias"]] = squared(self._bias_rows)
+            self._norms[self.names["bias"]] = squared_row_norms(self._bias_rows)
         if self._weight_rows is not None or "weight" not in self.names:
             self._gradients = None
             del self._inputs
@@ -73,11 +73,11 @@ class ConvolutionUse:
         assert self._gradients is not None
         inputs, gradients = self._inputs[records], self._gradients[records]
         if not self._module.transposed:
-            return self._padded(inputs), gradients
+            return self._pad(inputs), gradients
         zeros = [amount for amount in reversed(self._module.padding) for _ in (0, 1)]
         return functional.pad(gradients, zeros), inputs
 
-    def _padded(self, inputs: Tensor) -> Tensor:
+    def _pad(self, inputs: Tensor) -> Tensor:
         amounts = self._module._reversed_padding_repeated_twice
         mode = self._module.padding_mode
         if not any(amounts):
@@ -103,28 +103,30 @@ class ConvolutionUse:
         places = math.prod(self._module.kernel_size)
         positions, pixels, channels, out = self._sizes
         gram = pixels**2 * channels + positions**2 * (out + places)
-        return pixels**2 <= GRAM_CELLS and 2 * gram < positions * out * channels * places
+        return pixels**2 <= MAX_GRAM_ENTRIES and 2 * gram < positions * out * channels * places
 
     def _weight_norms(self) -> Tensor:
         positions, pixels, channels, _ = self._sizes
         places = math.prod(self._module.kernel_size)
         if self._gram_is_cheaper:
-            return torch.cat([self._gram(part) for part in chunks(self._records, 2 * pixels**2)])
+            return torch.cat([self._gram(part) for part in split_records(self._records, 2 * pixels**2)])
         size = self._module.weight.numel()
-        kept = self._records * size <= KEEP * (self._inputs.numel() + self._gradients_or_fail.numel())
+        kept = self._records * size <= MAX_MATERIALISED_RATIO * (
+            self._inputs.numel() + self._unchanged_gradients.numel()
+        )
         parts, written = [], []
-        for part in chunks(self._records, positions * channels * places * self._module.groups):
+        for part in split_records(self._records, positions * channels * places * self._module.groups):
             if kept:
-                written.append(self._written_out(part))
-                parts.append(squared(written[-1]))
+                written.append(self._materialise(part))
+                parts.append(squared_row_norms(written[-1]))
             else:
-                parts.append(self._written_out_norms(part))
+                parts.append(self._materialised_norms(part))
         if kept:
             self._weight_rows = torch.cat(written)
         return torch.cat(parts)
 
     @property
-    def _gradients_or_fail(self) -> Tensor:
+    def _unchanged_gradients(self) -> Tensor:
         """The output gradient of which the norms were taken. Autograd hands it to others as well, who must not write to it."""
         assert self._gradients is not None
         if self._gradients._version != self._writes:
@@ -134,19 +136,22 @@ class ConvolutionUse:
             )
         return self._gradients
 
-    def _written_out_norms(self, records: slice | Tensor) -> Tensor:
+    def _materialised_norms(self, records: slice | Tensor) -> Tensor:
         """With the margin for a sum that is not made of these rows. A pixel stands in as many patches as the kernel has places."""
         patched, positions = self._sides(records)
         places, count = math.prod(self._module.kernel_size), math.prod(positions.shape[2:])
-        magnitudes = places * squared(patched) * squared(positions)
-        norms: Tensor = squared(self._product(patched, positions)) + margin(count, patched.dtype) * magnitudes
+        magnitudes = places * squared_row_norms(patched) * squared_row_norms(positions)
+        norms: Tensor = (
+            squared_row_norms(self._sum_outer_products(patched, positions))
+            + rounding_margin(count, patched.dtype) * magnitudes
+        )
         return norms
 
-    def _written_out(self, records: slice | Tensor) -> Tensor:
+    def _materialise(self, records: slice | Tensor) -> Tensor:
         """(n, *shape of the weight)."""
-        return self._product(*self._sides(records))
+        return self._sum_outer_products(*self._sides(records))
 
-    def _product(self, patched: Tensor, positions: Tensor) -> Tensor:
+    def _sum_outer_products(self, patched: Tensor, positions: Tensor) -> Tensor:
         """Σ_t β_t ⊗ p_t of each record, (n, *shape of the weight)."""
         groups, kernel = self._module.groups, self._module.kernel_size
         count, n = math.prod(positions.shape[2:]), patched.shape[0]
@@ -175,26 +180,26 @@ class ConvolutionUse:
     def _gram(self, records: slice) -> Tensor:
         patched, positions = self._sides(records)
         n, height, width = patched.shape[0], *patched.shape[2:]
-        of_pixels = gram(patched.flatten(2).mT).reshape(n, height, width, height, width)
+        of_pixels = gram_matrix(patched.flatten(2).mT).reshape(n, height, width, height, width)
         for i, (size, stride, step) in enumerate(
             zip(self._module.kernel_size, self._module.stride, self._module.dilation, strict=True)
         ):
             length = positions.shape[2 + i]
-            of_pixels = _summed(
+            of_pixels = _sum_in_place(
                 of_pixels.narrow(1 + i, place * step, (length - 1) * stride + 1).narrow(
                     3 + i, place * step, (length - 1) * stride + 1
-                )[_every(1 + i, stride)][_every(3 + i, stride)]
+                )[_stride_index(1 + i, stride)][_stride_index(3 + i, stride)]
                 for place in range(size)
             )
         count = math.prod(positions.shape[2:])
-        of_positions = gram(positions.flatten(2).mT)
+        of_positions = gram_matrix(positions.flatten(2).mT)
         size = patched.shape[1] * math.prod(self._module.kernel_size) + positions.shape[1]
         everyone = torch.arange(self._records)[records]
         return norms_from_grams(
             of_pixels.reshape(n, count, count),
             of_positions,
             size,
-            lambda faint: self._written_out_norms(everyone[faint]),
+            lambda faint: self._materialised_norms(everyone[faint]),
         )
 
     # -- answers --
@@ -208,18 +213,18 @@ class ConvolutionUse:
             sums[self.names["weight"]] = self._weight_sum(weights[self.names["weight"]])
         if self._bias_rows is not None:
             name = self.names["bias"]
-            sums[name] = added(weights[name], self._bias_rows)
+            sums[name] = weighted_sum(weights[name], self._bias_rows)
         return sums
 
     def _weight_sum(self, weights: Tensor) -> Tensor:
         if self._weight_rows is not None:
-            return added(weights, self._weight_rows)
+            return weighted_sum(weights, self._weight_rows)
         module, plain = self._module, self._module.padding_mode == "zeros" and not isinstance(self._module.padding, str)
-        inputs = self._inputs if plain or module.transposed else self._padded(self._inputs)
+        inputs = self._inputs if plain or module.transposed else self._pad(self._inputs)
         padding = list(module.padding) if plain else [0] * self._dimensions
         total: Tensor
         _, total, _ = torch.ops.aten.convolution_backward(
-            scaled(weights, self._gradients_or_fail, inputs),
+            scale_rows(weights, self._unchanged_gradients, inputs),
             inputs,
             module.weight.to(inputs.dtype),
             None,
@@ -235,19 +240,19 @@ class ConvolutionUse:
 
     def rows(self, name: str, records: slice) -> Tensor:
         kept = self._weight_rows if name == self.names.get("weight") else self._bias_rows
-        return self._written_out(records) if kept is None else kept[records]
+        return self._materialise(records) if kept is None else kept[records]
 
-    def silence(self, records: Tensor) -> None:
+    def zero_records(self, records: Tensor) -> None:
         if self._weight_rows is not None:
-            self._weight_rows = without(records, self._weight_rows)
+            self._weight_rows = zero_rows(records, self._weight_rows)
         if self._bias_rows is not None:
-            self._bias_rows = without(records, self._bias_rows)
+            self._bias_rows = zero_rows(records, self._bias_rows)
         if self._gradients is not None:
-            self._inputs, self._gradients = without(records, self._inputs), without(records, self._gradients)
+            self._inputs, self._gradients = zero_rows(records, self._inputs), zero_rows(records, self._gradients)
             self._writes = self._gradients._version
 
 
-def _summed(parts: Iterable[Tensor]) -> Tensor:
+def _sum_in_place(parts: Iterable[Tensor]) -> Tensor:
     total: Tensor | None = None
     for part in parts:
         total = part.clone() if total is None else total.add_(part)
@@ -255,5 +260,5 @@ def _summed(parts: Iterable[Tensor]) -> Tensor:
     return total
 
 
-def _every(dimension: int, stride: int) -> tuple[Any, ...]:
+def _stride_index(dimension: int, stride: int) -> tuple[Any, ...]:
     return (*[slice(None)] * dimension, slice(None, None, stride))

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from apportion.curator.gradients.rounding import LONGEST_SUM, margin, squared
-from apportion.curator.gradients.use import scaled, without
+from apportion.curator.gradients.layer_use import scale_rows, zero_rows
+from apportion.curator.gradients.rounding import MAX_FLOAT32_TERMS, rounding_margin, squared_row_norms
 from apportion.errors import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -59,11 +59,11 @@ class EmbeddingUse:
     def squared_norms(self) -> dict[str, Tensor]:
         """Places whose token occurs once in the record count by themselves; the others are added up by token first."""
         places = self._tokens.shape[1]
-        ordered, order = _sorted(self._tokens)
+        ordered, order = _sort_tokens(self._tokens)
         equal = ordered[:, 1:] == ordered[:, :-1]
         again = nn.functional.pad(equal, (1, 0)) | nn.functional.pad(equal, (0, 1))  # beside an equal neighbour
-        if self._gradients.shape[2] > LONGEST_SUM:
-            alone = squared(self._gradients.flatten(0, 1)).view(-1, places)
+        if self._gradients.shape[2] > MAX_FLOAT32_TERMS:
+            alone = squared_row_norms(self._gradients.flatten(0, 1)).view(-1, places)
         else:
             alone = torch.linalg.vector_norm(self._gradients, dim=2).double().square()
         record, place = again.nonzero(as_tuple=True)
@@ -80,13 +80,13 @@ class EmbeddingUse:
         alone.view(-1)[index] = 0.0
         counted = alone.new_zeros(segments, 2).index_add_(0, segment, torch.stack([torch.ones_like(terms), terms], 1))
         # n equal tokens: ‖Σ|β_t|‖² ≤ n·Σ‖β_t‖² bounds what rounding is measured against
-        slack = margin(1, repeated.dtype) * counted[:, 0].square() * counted[:, 1]
+        slack = rounding_margin(1, repeated.dtype) * counted[:, 0].square() * counted[:, 1]
         norms = alone.sum(1).index_add_(0, record[starts], added.double().square().sum(1) + slack)
         return {self.names["weight"]: norms}
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name = self.names["weight"]
-        gradients = scaled(weights[name], self._gradients, None).flatten(0, 1)
+        gradients = scale_rows(weights[name], self._gradients, None).flatten(0, 1)
         total = gradients.new_zeros(self._size, gradients.shape[1])
         return {name: total.index_add_(0, self._tokens.flatten(), gradients)}
 
@@ -95,11 +95,11 @@ class EmbeddingUse:
         written = gradients.new_zeros(tokens.shape[0], self._size, gradients.shape[2])
         return written.scatter_add_(1, tokens.unsqueeze(2).expand_as(gradients), gradients)
 
-    def silence(self, records: Tensor) -> None:
-        self._gradients = without(records, self._gradients)
+    def zero_records(self, records: Tensor) -> None:
+        self._gradients = zero_rows(records, self._gradients)
 
 
-def _sorted(tokens: Tensor) -> tuple[Tensor, Tensor]:
+def _sort_tokens(tokens: Tensor) -> tuple[Tensor, Tensor]:
     """The tokens of each record in order, and the places they came from.
 
     Token and place are packed into one number, for which NumPy has a vectorised sort several times faster than a sort with indices.
@@ -118,7 +118,7 @@ def embedding_use(module: nn.Embedding, names: Mapping[str, str], inputs: Tensor
     return EmbeddingUse(names, inputs.unsqueeze(1).flatten(1), module.num_embeddings, module.padding_idx)
 
 
-def replace_bag(module: Any, path: str, names: Mapping[str, str], engine: OnePass) -> None:
+def replace_embedding_bag(module: Any, path: str, names: Mapping[str, str], engine: OnePass) -> None:
     """`nn.EmbeddingBag` on bags (b, places) with mode "sum" or "mean": the forward pass also tells which weights the places had."""
     original = module.forward
 
@@ -127,20 +127,22 @@ def replace_bag(module: Any, path: str, names: Mapping[str, str], engine: OnePas
             raise UnsupportedModel(
                 f'{path} (EmbeddingBag) has a rule for bags (batch, places) with mode "sum" or "mean" only. Pad the bags with padding_idx'
             )
-        output = _bags(original, module, path, engine, input, offsets, per_sample_weights)
+        output = _call_bag(original, module, path, engine, input, offsets, per_sample_weights)
         coefficients = torch.ones_like(input, dtype=output.dtype)
         if per_sample_weights is not None:
             coefficients = per_sample_weights.detach()
         if module.mode == "mean":
             counts = torch.ones_like(input) if module.padding_idx is None else input != module.padding_idx
             coefficients = coefficients / counts.sum(1, keepdim=True).clamp(min=1)
-        use = EmbeddingUse(names, engine.note(path, input), module.num_embeddings, module.padding_idx, coefficients)
-        return engine.watch(use, output)
+        use = EmbeddingUse(
+            names, engine.save_input(path, input), module.num_embeddings, module.padding_idx, coefficients
+        )
+        return engine.tap_output(use, output)
 
     module.forward = forward
 
 
-def _bags(
+def _call_bag(
     original: Callable[..., Tensor],
     module: nn.EmbeddingBag,
     path: str,
@@ -150,10 +152,10 @@ def _bags(
     coefficients: Tensor | None,
 ) -> Tensor:
     """The ordinary forward pass. torch flattens the bags and finds them again by offsets, which nobody could follow."""
-    if (witness := engine.witness) is None:
+    if (checker := engine.checker) is None:
         return original(tokens, offsets, coefficients)
     given = [value for value in (tokens, coefficients) if value is not None]
     for value in given:
-        witness.require_rows(f"the input of {path}", value, 0)
+        checker.require_rows(f"the input of {path}", value, 0)
     size = (tokens.shape[0], module.embedding_dim)
-    return witness.kernel(lambda: (witness.made(size, 0, module.weight),), *given)[0]
+    return checker.kernel(lambda: (checker.make_traced(size, 0, module.weight),), *given)[0]

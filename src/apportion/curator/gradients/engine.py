@@ -9,14 +9,13 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from apportion.curator.clipping import Gradients, Rows
-from apportion.curator.gradients.one_pass import OnePass
+from apportion.curator.gradients.one_pass import LayerCall, OnePass
 from apportion.curator.gradients.reference import ReferenceGradients
-from apportion.curator.gradients.witness import Call
 from apportion.execution import Mode
 
 
 class Engine(Protocol):
-    """`follow` the model at the beginning of a step; for each micro-batch `forward` it, run a backward pass of the sum of its losses,
+    """`sync_weights` at the beginning of a step; for each micro-batch `forward` it, run a backward pass of the sum of its losses,
     then fetch the `gradients` of its records, once."""
 
     model: nn.Module
@@ -24,7 +23,7 @@ class Engine(Protocol):
     @property
     def mode(self) -> Mode: ...
 
-    def follow(self) -> None: ...
+    def sync_weights(self) -> None: ...
 
     def forward(self, inputs: Any) -> Any: ...
 
@@ -50,7 +49,7 @@ class EngineChoice:
 
     mode: Mode
     alone: tuple[str, ...] = ()
-    shared: tuple[Call, ...] = ()
+    shared: tuple[LayerCall, ...] = ()
     losses_together: bool = True
     reasons: tuple[str, ...] = ()
     path: Any = field(default=None, compare=False, repr=False)

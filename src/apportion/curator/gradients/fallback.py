@@ -15,21 +15,21 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten
 
-from apportion.curator.gradients.batched import over_records
-from apportion.curator.gradients.forgetting import ModuleState
-from apportion.curator.gradients.materialised import WrittenOut
-from apportion.curator.tree import map_tensors, tensors_of
+from apportion.curator.gradients.batching_rules import vmap_records
+from apportion.curator.gradients.layer_use import MaterialisedUse
+from apportion.curator.gradients.module_state import ModuleState
+from apportion.curator.tree import map_tensors, tensor_leaves
 from apportion.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from apportion.curator.gradients.one_pass import OnePass
 
 
-def run_record_by_record(module: nn.Module, path: str, names: Mapping[str, str], engine: OnePass) -> None:
+def run_under_vmap(module: nn.Module, path: str, names: Mapping[str, str], engine: OnePass) -> None:
     """Replace the forward pass of `module`, a part of the scratch copy. `names` are its trained parameters, children included."""
 
     def forward(*inputs: Any, **named: Any) -> Any:
-        records = _records_in(module, path, (inputs, named))
+        records = _count_records(module, path, (inputs, named))
         parameters = dict(module.named_parameters())
         copies = {
             own: parameters[own].expand(records, *parameters[own].shape).detach().requires_grad_() for own in names
@@ -49,23 +49,25 @@ def run_record_by_record(module: nn.Module, path: str, names: Mapping[str, str],
                 module.forward = forward
             return map_tensors(lambda tensor: tensor.squeeze(0), output)
 
-        outputs = over_records(alone, copies, [leaves[index] for index in carried])
-        engine.collect(WrittenOut(names, lambda _: {own: _gradient_of(copies[own]) for own in names}), copies.values())
+        outputs = vmap_records(alone, copies, [leaves[index] for index in carried])
+        engine.collect(
+            MaterialisedUse(names, lambda _: {own: _gradient_of(copies[own]) for own in names}), copies.values()
+        )
         return outputs
 
     bound = type(module).forward.__get__(module)
     module.forward = forward
 
 
-def run_one_after_the_other(module: nn.Module, path: str, names: Mapping[str, str], engine: OnePass) -> None:
+def run_in_loop(module: nn.Module, path: str, names: Mapping[str, str], engine: OnePass) -> None:
     """Replace the forward pass of `module` by a loop over the records, each with a copy of the trained parameters of its own."""
 
     def forward(*inputs: Any, **named: Any) -> Any:
-        calls = engine.seen_alone.setdefault(path, [])
-        if engine.witness is not None:
+        calls = engine.outputs_alone.setdefault(path, [])
+        if engine.checker is not None:
             calls.append(None)
-            return engine.witness.alone(path, len(calls) - 1, (inputs, named))
-        records = _records_in(module, path, (inputs, named))
+            return engine.checker.alone(path, len(calls) - 1, (inputs, named))
+        records = _count_records(module, path, (inputs, named))
         parameters = dict(module.named_parameters())
         copies = [
             {own: parameters[own].detach().clone().unsqueeze(0).requires_grad_() for own in names}
@@ -83,26 +85,26 @@ def run_one_after_the_other(module: nn.Module, path: str, names: Mapping[str, st
                 outputs.append(functional_call(module, weights, positional, keywords))
             finally:
                 module.forward = forward
-        calls.append(map_tensors(_without_values, outputs[0]))
+        calls.append(map_tensors(_to_meta, outputs[0]))
         if names:
 
             def rows(_: Tensor) -> dict[str, Tensor]:
                 return {own: torch.cat([_gradient_of(one[own]) for one in copies]) for own in names}
 
-            engine.collect_alone(WrittenOut(names, rows), [value for one in copies for value in one.values()])
+            engine.collect_alone(MaterialisedUse(names, rows), [value for one in copies for value in one.values()])
         return map_tensors(lambda *parts: torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0], *outputs)
 
     bound = type(module).forward.__get__(module)
     module.forward = forward
 
 
-def _without_values(leaf: Any) -> Any:
+def _to_meta(leaf: Any) -> Any:
     return torch.empty_like(leaf, device="meta", requires_grad=leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
 
 
-def _records_in(module: nn.Module, path: str, arguments: Any) -> int:
+def _count_records(module: nn.Module, path: str, arguments: Any) -> int:
     """How many records a module is called with: all its tensors must have one row for each."""
-    tensors = tensors_of(arguments)
+    tensors = tensor_leaves(arguments)
     records = tensors[0].shape[0] if tensors and tensors[0].dim() else 0
     if not records or any(tensor.dim() == 0 or tensor.shape[0] != records for tensor in tensors):
         raise UnsupportedModel(

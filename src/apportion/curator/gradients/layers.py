@@ -9,16 +9,16 @@ from torch import nn
 
 from apportion.curator.gradients.attention import replace_attention
 from apportion.curator.gradients.convolution import ConvolutionUse
-from apportion.curator.gradients.embedding import embedding_use, replace_bag
-from apportion.curator.gradients.fallback import run_one_after_the_other, run_record_by_record
+from apportion.curator.gradients.embedding import embedding_use, replace_embedding_bag
+from apportion.curator.gradients.fallback import run_in_loop, run_under_vmap
 from apportion.curator.gradients.linear import LinearUse
 from apportion.curator.gradients.normalisation import group_norm_use, instance_norm_use, layer_norm_use, rms_norm_use
-from apportion.curator.gradients.recurrent import replace_cell, replace_layers
+from apportion.curator.gradients.recurrent_layers import replace_recurrent_cell, replace_recurrent_layers
 
 if TYPE_CHECKING:
     from apportion.curator.gradients.one_pass import OnePass
 
-USES: dict[type[nn.Module], Callable[..., Any]] = {
+LAYER_RULES: dict[type[nn.Module], Callable[..., Any]] = {
     nn.Linear: LinearUse.of,
     nn.Conv1d: ConvolutionUse,
     nn.Conv2d: ConvolutionUse,
@@ -36,20 +36,20 @@ USES: dict[type[nn.Module], Callable[..., Any]] = {
 }
 """Layers whose parameters follow from their input and the gradient of their output."""
 
-REPLACED: dict[type[nn.Module], Callable[..., None]] = {
-    nn.RNN: replace_layers,
-    nn.LSTM: replace_layers,
-    nn.GRU: replace_layers,
-    nn.RNNCell: replace_cell,
-    nn.LSTMCell: replace_cell,
-    nn.GRUCell: replace_cell,
+FORWARD_REPLACEMENTS: dict[type[nn.Module], Callable[..., None]] = {
+    nn.RNN: replace_recurrent_layers,
+    nn.LSTM: replace_recurrent_layers,
+    nn.GRU: replace_recurrent_layers,
+    nn.RNNCell: replace_recurrent_cell,
+    nn.LSTMCell: replace_recurrent_cell,
+    nn.GRUCell: replace_recurrent_cell,
     nn.MultiheadAttention: replace_attention,
-    nn.EmbeddingBag: replace_bag,
+    nn.EmbeddingBag: replace_embedding_bag,
 }
 """Layers that do several things with their parameters: their forward pass is written out in steps that have a rule each."""
 
 
-def instrument(scratch: nn.Module, engine: OnePass, alone: Collection[str] = ()) -> tuple[str, ...]:
+def instrument_model(scratch: nn.Module, engine: OnePass, alone: Collection[str] = ()) -> tuple[str, ...]:
     """Make every layer of the scratch copy with trained parameters tell the engine what it needs.
 
     Returns the modules without a rule of their own, which run under `vmap`, and those that run `alone`, one record after the other.
@@ -63,15 +63,15 @@ def instrument(scratch: nn.Module, engine: OnePass, alone: Collection[str] = ())
         own = {name: trained[id(p)] for name, p in module.named_parameters(recurse=False) if id(p) in trained}
         inner = {name: trained[id(p)] for name, p in module.named_parameters() if id(p) in trained}
         if path in alone:
-            run_one_after_the_other(module, path, inner, engine)
+            run_in_loop(module, path, inner, engine)
             fallbacks.append(path)
-        elif type(module) in REPLACED and inner:
-            REPLACED[type(module)](module, path, inner, engine)
-        elif type(module) in USES and own:
-            engine.listen(module, path, own, USES[type(module)])
+        elif type(module) in FORWARD_REPLACEMENTS and inner:
+            FORWARD_REPLACEMENTS[type(module)](module, path, inner, engine)
+        elif type(module) in LAYER_RULES and own:
+            engine.hook_layer(module, path, own, LAYER_RULES[type(module)])
             continue
         elif own or (inner and _is_parametrized(module)):
-            run_record_by_record(module, path, inner, engine)
+            run_under_vmap(module, path, inner, engine)
             fallbacks.append(path)
         else:
             continue

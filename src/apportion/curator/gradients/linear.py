@@ -19,10 +19,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from apportion.curator.gradients.rounding import gram, margin, norms_from_grams, squared
-from apportion.curator.gradients.use import added, chunks, scaled, without
+from apportion.curator.gradients.layer_use import scale_rows, split_records, weighted_sum, zero_rows
+from apportion.curator.gradients.rounding import gram_matrix, norms_from_grams, rounding_margin, squared_row_norms
 
-KEEP = 1.0
+MAX_MATERIALISED_RATIO = 1.0
 """Gradients are written out if they have at most so many times the numbers of the input and output gradient together."""
 
 
@@ -44,7 +44,7 @@ class LinearUse:
         records = self._inputs.shape[0]
         gradients = output_gradient.reshape(records, -1, output_gradient.shape[-1])  # (b, T, out)
         inputs = self._inputs.reshape(records, -1, self._inputs.shape[-1])  # (b, T, in)
-        self.kernel = _kernel(gradients.shape[1], inputs.shape[2], gradients.shape[2])
+        self.kernel = _choose_kernel(gradients.shape[1], inputs.shape[2], gradients.shape[2])
         if "bias" in self.names:
             self._rows["bias"] = gradients[:, 0] if gradients.shape[1] == 1 else gradients.sum(1)
         if "weight" in self.names and self.kernel == "materialised":
@@ -55,7 +55,7 @@ class LinearUse:
             self._inputs, self._gradients = inputs, gradients
 
     def squared_norms(self) -> dict[str, Tensor]:
-        norms = {self.names[own]: squared(rows) for own, rows in self._rows.items()}
+        norms = {self.names[own]: squared_row_norms(rows) for own, rows in self._rows.items()}
         if "weight" in self.names.keys() - self._rows.keys():
             norms[self.names["weight"]] = self._weight_norms()
         return norms
@@ -64,18 +64,18 @@ class LinearUse:
         inputs, gradients = self._inputs, self._gradients
         records, positions = gradients.shape[:2]
         if positions == 1:
-            return squared(inputs) * squared(gradients)
-        parts = chunks(records, 2 * positions * positions)
+            return squared_row_norms(inputs) * squared_row_norms(gradients)
+        parts = split_records(records, 2 * positions * positions)
         return torch.cat([_gram_norms(inputs[part], gradients[part]) for part in parts])
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        sums = {self.names[own]: added(weights[self.names[own]], rows) for own, rows in self._rows.items()}
+        sums = {self.names[own]: weighted_sum(weights[self.names[own]], rows) for own, rows in self._rows.items()}
         if "weight" in self.names.keys() - self._rows.keys():
             name, inputs, gradients = self.names["weight"], self._inputs, self._gradients
             if inputs.numel() < gradients.numel():  # whichever is less work
-                inputs = scaled(weights[name], inputs, gradients)
+                inputs = scale_rows(weights[name], inputs, gradients)
             else:
-                gradients = scaled(weights[name], gradients, inputs)
+                gradients = scale_rows(weights[name], gradients, inputs)
             sums[name] = gradients.flatten(0, 1).T @ inputs.flatten(0, 1)
         return sums
 
@@ -84,26 +84,28 @@ class LinearUse:
         kept = self._rows.get(own)
         return self._gradients[records].mT @ self._inputs[records] if kept is None else kept[records]
 
-    def silence(self, records: Tensor) -> None:
-        self._rows = {own: without(records, rows) for own, rows in self._rows.items()}
+    def zero_records(self, records: Tensor) -> None:
+        self._rows = {own: zero_rows(records, rows) for own, rows in self._rows.items()}
         if self.names.keys() != self._rows.keys():
-            self._inputs, self._gradients = without(records, self._inputs), without(records, self._gradients)
+            self._inputs, self._gradients = zero_rows(records, self._inputs), zero_rows(records, self._gradients)
 
 
-def _kernel(positions: int, size_in: int, size_out: int) -> str:
+def _choose_kernel(positions: int, size_in: int, size_out: int) -> str:
     if positions == 1:
         return "product of norms"
-    return "Gram" if KEEP * positions * (size_in + size_out) < size_in * size_out else "materialised"
+    return "Gram" if MAX_MATERIALISED_RATIO * positions * (size_in + size_out) < size_in * size_out else "materialised"
 
 
 def _gram_norms(inputs: Tensor, gradients: Tensor) -> Tensor:
     def again(faint: Tensor) -> Tensor:
-        return _written_out_norms(inputs[faint], gradients[faint])
+        return _materialised_norms(inputs[faint], gradients[faint])
 
-    return norms_from_grams(gram(inputs), gram(gradients), inputs.shape[2] + gradients.shape[2], again)
+    return norms_from_grams(gram_matrix(inputs), gram_matrix(gradients), inputs.shape[2] + gradients.shape[2], again)
 
 
-def _written_out_norms(inputs: Tensor, gradients: Tensor) -> Tensor:
-    parts = chunks(inputs.shape[0], inputs.shape[2] * gradients.shape[2])
-    norms = torch.cat([squared(gradients[part].mT @ inputs[part]) for part in parts])
-    return norms + margin(inputs.shape[1], inputs.dtype) * squared(inputs) * squared(gradients)
+def _materialised_norms(inputs: Tensor, gradients: Tensor) -> Tensor:
+    parts = split_records(inputs.shape[0], inputs.shape[2] * gradients.shape[2])
+    norms = torch.cat([squared_row_norms(gradients[part].mT @ inputs[part]) for part in parts])
+    return norms + rounding_margin(inputs.shape[1], inputs.dtype) * squared_row_norms(inputs) * squared_row_norms(
+        gradients
+    )

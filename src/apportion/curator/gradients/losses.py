@@ -44,7 +44,7 @@ class ForeignParameter(UnsupportedModel):
     """A loss would leave a raw gradient outside the engine."""
 
 
-def require_leaves(loss: Tensor, own: Iterable[Tensor]) -> None:
+def require_own_leaves(loss: Tensor, own: Iterable[Tensor]) -> None:
     """Refuse a loss that would leave a raw gradient in anything but `own`."""
     allowed = {id(value) for value in own}
     nodes: list[Any] = [loss.grad_fn]

@@ -11,28 +11,28 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 from torch.nn import functional
 
-from apportion.curator.gradients.materialised import WrittenOut
+from apportion.curator.gradients.layer_use import MaterialisedUse
 
 
-def layer_norm_use(module: nn.LayerNorm, names: Mapping[str, str], inputs: Tensor) -> WrittenOut:
+def layer_norm_use(module: nn.LayerNorm, names: Mapping[str, str], inputs: Tensor) -> MaterialisedUse:
     shape = list(module.normalized_shape)
     return _over_last(names, lambda: functional.layer_norm(inputs, shape, eps=module.eps), len(shape))
 
 
-def rms_norm_use(module: nn.RMSNorm, names: Mapping[str, str], inputs: Tensor) -> WrittenOut:
+def rms_norm_use(module: nn.RMSNorm, names: Mapping[str, str], inputs: Tensor) -> MaterialisedUse:
     shape = list(module.normalized_shape)
     return _over_last(names, lambda: functional.rms_norm(inputs, shape, eps=module.eps), len(shape))
 
 
-def group_norm_use(module: nn.GroupNorm, names: Mapping[str, str], inputs: Tensor) -> WrittenOut:
+def group_norm_use(module: nn.GroupNorm, names: Mapping[str, str], inputs: Tensor) -> MaterialisedUse:
     return _over_channels(names, lambda: functional.group_norm(inputs, module.num_groups, eps=module.eps))
 
 
-def instance_norm_use(module: nn.InstanceNorm1d, names: Mapping[str, str], inputs: Tensor) -> WrittenOut:
+def instance_norm_use(module: nn.InstanceNorm1d, names: Mapping[str, str], inputs: Tensor) -> MaterialisedUse:
     return _over_channels(names, lambda: functional.instance_norm(inputs, eps=module.eps))
 
 
-def _over_last(names: Mapping[str, str], normalised: Callable[[], Tensor], dimensions: int) -> WrittenOut:
+def _over_last(names: Mapping[str, str], normalised: Callable[[], Tensor], dimensions: int) -> MaterialisedUse:
     """Parameters of the shape of the last dimensions."""
 
     def compute(gradient: Tensor) -> dict[str, Tensor]:
@@ -40,14 +40,14 @@ def _over_last(names: Mapping[str, str], normalised: Callable[[], Tensor], dimen
         parts = {"bias": lambda: gradient, "weight": lambda: gradient * normalised()}
         return {own: parts[own]().sum(positions) if positions else parts[own]() for own in names}
 
-    return WrittenOut(names, compute)
+    return MaterialisedUse(names, compute)
 
 
-def _over_channels(names: Mapping[str, str], normalised: Callable[[], Tensor]) -> WrittenOut:
+def _over_channels(names: Mapping[str, str], normalised: Callable[[], Tensor]) -> MaterialisedUse:
     """One parameter for each channel, dimension 1."""
 
     def compute(gradient: Tensor) -> dict[str, Tensor]:
         parts = {"bias": lambda: gradient, "weight": lambda: gradient * normalised()}
         return {own: parts[own]().flatten(2).sum(2) if gradient.dim() > 2 else parts[own]() for own in names}
 
-    return WrittenOut(names, compute)
+    return MaterialisedUse(names, compute)

@@ -3,7 +3,7 @@
 The forward pass runs the whole micro-batch through a **scratch copy** of the model, whose weights are copies that autograd does not
 track. Every layer with trained parameters notes its input; the backward pass brings the gradient of its output, and skips what an
 ordinary one would spend on weight gradients. From the two, layer by layer, follow the squared norms of the records' gradients, and
-after clipping weights were chosen, the weighted sums (`use.py`). No per-record gradient outlives its layer, and nothing is
+after clipping weights were chosen, the weighted sums (`layer_use.py`). No per-record gradient outlives its layer, and nothing is
 differentiated twice.
 
 Modules without a rule of their own run record by record under `torch.func.vmap` (`fallback.py`), while all others keep the fast path.
@@ -16,22 +16,47 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from apportion.curator.gradients.forgetting import ModuleState
-from apportion.curator.gradients.layers import instrument
-from apportion.curator.gradients.losses import LossFunction, record_losses, require_leaves
+from apportion.curator.gradients.layer_use import LayerUse, full_precision, split_records, upcast_half, weighted_sum
+from apportion.curator.gradients.layers import instrument_model
+from apportion.curator.gradients.losses import LossFunction, record_losses, require_own_leaves
+from apportion.curator.gradients.module_state import ModelStructure, ModuleState
 from apportion.curator.gradients.reference import trained_parameters
-from apportion.curator.gradients.rounding import squared
-from apportion.curator.gradients.structure import Structure
-from apportion.curator.gradients.use import Use, added, chunks, full_precision, wide
-from apportion.curator.gradients.witness import Call, Witness
+from apportion.curator.gradients.rounding import squared_row_norms
 from apportion.curator.tree import batch_size, call_arguments, map_tensors
 from apportion.errors import UnsupportedModel, WrongOrder
 from apportion.execution import Mode
+
+LayerCall = tuple[str, int]
+"""A layer, and which of its calls in a forward pass."""
+
+
+class RecordChecker(Protocol):
+    """Looks on while an engine runs on tensors without values."""
+
+    def require_own_input(self, call: LayerCall, value: Tensor) -> None:
+        """Raise if a layer is called with something that belongs to no record."""
+        ...
+
+    def require_rows(self, what: str, value: Tensor, dimension: int) -> None:
+        """Raise unless row i along `dimension` is made of record i alone, for every i, and nothing else is in it."""
+        ...
+
+    def kernel(self, outputs: Callable[[], tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
+        """In place of a kernel of the engine's own that is known to keep records apart: its outputs, and gradients for its inputs."""
+        ...
+
+    def make_traced(self, shape: tuple[int, ...], dimension: int, like: Tensor) -> Tensor:
+        """A tensor whose records are along `dimension`."""
+        ...
+
+    def alone(self, path: str, call: int, inputs: Any) -> Any:
+        """In place of a module that runs one record after the other: what its call number `call` returns."""
+        ...
 
 
 class InputOverwritten(UnsupportedModel):
@@ -53,7 +78,7 @@ class RecordGradients:
         shapes: of the trained parameters, by name. One that no record used has a gradient of zero.
     """
 
-    def __init__(self, uses: list[Use], shapes: Mapping[str, Tensor], records: int):
+    def __init__(self, uses: list[LayerUse], shapes: Mapping[str, Tensor], records: int):
         self._shapes, self._records = shapes, records
         counted = [name for use in uses for name in use.names.values()]
         self._shared = {name for name in counted if counted.count(name) > 1}
@@ -67,7 +92,7 @@ class RecordGradients:
             if set(use.names.values()) - self._shared:
                 norms.update(use.squared_norms())
         for name in self._shared:  # norms of sums do not add up: the rows are added first
-            parts = [squared(self.rows(name, part)) for part in self._chunks(name)]
+            parts = [squared_row_norms(self.rows(name, part)) for part in self._chunks(name)]
             norms[name] = torch.cat(parts)
         for name in self._unused:
             norms[name] = torch.zeros(self._records)
@@ -80,7 +105,7 @@ class RecordGradients:
             if set(use.names.values()) - self._shared:
                 sums.update(use.weighted_sums(weights))
         for name in self._shared:  # of the rows whose norms were taken: sums of single uses would round differently
-            parts = [added(weights[name][part], self.rows(name, part)) for part in self._chunks(name)]
+            parts = [weighted_sum(weights[name][part], self.rows(name, part)) for part in self._chunks(name)]
             sums[name] = torch.stack(parts).sum(0)
         for name in self._unused:
             sums[name] = torch.zeros_like(self._shapes[name])
@@ -93,10 +118,10 @@ class RecordGradients:
             found |= dict.fromkeys(use.names.values(), use.kernel)
         return found | dict.fromkeys(self._shared, "rows of several uses added")
 
-    def silence(self, records: Tensor) -> None:
+    def zero_records(self, records: Tensor) -> None:
         """Records that contribute nothing, a mask (b,): what is not finite must not meet a weight of zero."""
         for use in self._uses:
-            use.silence(records)
+            use.zero_records(records)
 
     def rows(self, name: str, records: slice) -> Tensor:
         """The gradients of some records for one parameter, written out: (n, *shape)."""
@@ -110,10 +135,10 @@ class RecordGradients:
         return self._records
 
     def _chunks(self, name: str) -> list[slice]:
-        return chunks(self._records, self._shapes[name].numel())
+        return split_records(self._records, self._shapes[name].numel())
 
 
-class _Tap(torch.autograd.Function):
+class _OutputTap(torch.autograd.Function):
     """The output of a layer, unchanged; its gradient is delivered on its way back, and goes no further than it must.
 
     A tensor's own hook would not do: it is also called when somebody differentiates with respect to that tensor.
@@ -135,7 +160,7 @@ class _Tap(torch.autograd.Function):
         return gradient if context.needs_input_grad[0] else None, None, None, None
 
 
-def channels_last(tensor: Tensor) -> Tensor:
+def to_channels_last(tensor: Tensor) -> Tensor:
     """The same values; images and kernels with the channels of a pixel side by side in memory."""
     # `contiguous` would leave images of one channel as they are: both layouts fit them, but kernels go by the strides
     return tensor.to(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
@@ -154,7 +179,7 @@ class OnePass:
         losses_together: whether the records' losses are evaluated under `vmap`, or one after the other.
     """
 
-    witness: Witness | None = None
+    checker: RecordChecker | None = None
     """Told of everything that must belong to one record each, while the engine is followed (`proof.py`)."""
 
     def __init__(
@@ -162,37 +187,37 @@ class OnePass:
         model: nn.Module,
         mode: Mode = "one-pass",
         alone: Collection[str] = (),
-        shared: Collection[Call] = (),
+        shared: Collection[LayerCall] = (),
         losses_together: bool = True,
     ):
         self.model, self.mode = model, mode
         self._run_alone, self._shared, self._losses_together = frozenset(alone), frozenset(shared), losses_together
         self._calls: Counter[str] = Counter()
-        self.seen_alone: dict[str, list[Any]] = {}
+        self.outputs_alone: dict[str, list[Any]] = {}
         """What each call of a module that runs alone returned in the last forward pass: shapes and types of one record."""
         self._channels_last = mode == "one-pass, channels last"
-        self._uses: list[Use] = []
+        self._uses: list[LayerUse] = []
         self._noted: list[tuple[str, Tensor, int]] = []
         self._records: int | None = None
         self.anchor = torch.zeros((), requires_grad=True)
         """What autograd differentiates to: a first layer's output must require a gradient although nothing before it does."""
         self._copy_inputs = mode == "one-pass, copying inputs"
         self._leaves: list[Tensor] = []
-        self._collected: list[Use] = []
-        self._structure = Structure(model)
+        self._collected: list[LayerUse] = []
+        self._structure = ModelStructure(model)
         self._build()
 
     def _build(self) -> None:
         self.scratch = copy.deepcopy(self.model)
         if self._channels_last:
             for parameter in self.scratch.parameters():
-                parameter.data = channels_last(parameter.data)
-        self.fallbacks = instrument(self.scratch, self, self._run_alone)
+                parameter.data = to_channels_last(parameter.data)
+        self.fallbacks = instrument_model(self.scratch, self, self._run_alone)
         """Modules without a rule of their own."""
-        self.remembered = ModuleState(self.scratch)
+        self.module_state = ModuleState(self.scratch)
         self._copied: list[tuple[int, int]] = []
 
-    def listen(self, module: nn.Module, path: str, names: Mapping[str, str], make: Callable[..., Use]) -> None:
+    def hook_layer(self, module: nn.Module, path: str, names: Mapping[str, str], make: Callable[..., LayerUse]) -> None:
         """At every call of `module` note its input, and have the gradient of its output delivered."""
 
         def noted(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> Tensor:
@@ -200,66 +225,66 @@ class OnePass:
             call = path, self._calls[path]
             self._calls[path] += 1
             if call in self._shared:
-                given, output = self._for_each(given), self._for_each(output)
-            elif self.witness is not None:
-                self.witness.require_own_input(call, given)
-            use = make(module, names, self.note(path, given))
+                given, output = self._expand_to_records(given), self._expand_to_records(output)
+            elif self.checker is not None:
+                self.checker.require_own_input(call, given)
+            use = make(module, names, self.save_input(path, given))
             self._require_one_row_each(use, given)
-            return self.watch(use, output)
+            return self.tap_output(use, output)
 
         # First of the hooks: what a hook of the model's own makes of the output comes after the layer.
         module.register_forward_hook(noted, with_kwargs=True, prepend=True)
 
-    def _for_each(self, value: Tensor) -> Tensor:
+    def _expand_to_records(self, value: Tensor) -> Tensor:
         """The same value for every record."""
         assert self._records is not None
         rows = value if value.shape[0] == 1 else value.unsqueeze(0)
         return rows.expand(self._records, *rows.shape[1:])
 
-    def note(self, path: str, value: Tensor, batch_dimension: int = 0) -> Tensor:
+    def save_input(self, path: str, value: Tensor, batch_dimension: int = 0) -> Tensor:
         """Keep an input for the backward pass, and see that nobody writes over it."""
         kept = value.detach()
-        if self.witness is not None:
-            self.witness.require_rows(f"the input of {path}", value, batch_dimension)
+        if self.checker is not None:
+            self.checker.require_rows(f"the input of {path}", value, batch_dimension)
         if self._copy_inputs:
-            return wide(kept.clone())
+            return upcast_half(kept.clone())
         self._noted.append((path, kept, kept._version))
-        return wide(kept)
+        return upcast_half(kept)
 
-    def watch(self, use: Use, output: Tensor, batch_dimension: int = 0) -> Tensor:
+    def tap_output(self, use: LayerUse, output: Tensor, batch_dimension: int = 0) -> Tensor:
         """The layer's output, as later layers see it; its gradient is delivered to `use`."""
         self._require_one_row_each(use, output, batch_dimension)
         uses = self._uses  # of this forward pass, whichever is open when the gradient arrives
 
         def deliver(gradient: Tensor) -> None:
-            if self.witness is not None:
-                self.witness.require_rows(f"the gradient of {', '.join(use.names.values())}", gradient, batch_dimension)
+            if self.checker is not None:
+                self.checker.require_rows(f"the gradient of {', '.join(use.names.values())}", gradient, batch_dimension)
                 return
             if not self._records:
                 return  # of an empty batch every gradient is zero, as of a layer that was not used
             with full_precision():
-                use.receive(wide(gradient.detach()))
+                use.receive(upcast_half(gradient.detach()))
             uses.append(use)
 
-        tapped: Tensor = _Tap.apply(output, self.anchor, deliver, self._copy_inputs)
+        tapped: Tensor = _OutputTap.apply(output, self.anchor, deliver, self._copy_inputs)
         return tapped
 
-    def collect(self, use: Use, leaves: Iterable[Tensor]) -> None:
+    def collect(self, use: LayerUse, leaves: Iterable[Tensor]) -> None:
         """A use whose gradients autograd leaves in tensors of its own, with a row for each record."""
         for leaf in leaves:
             self._require_one_row_each(use, leaf)
             self._leaves.append(leaf)
         self._collected.append(use)
 
-    def collect_alone(self, use: Use, leaves: Iterable[Tensor]) -> None:
+    def collect_alone(self, use: LayerUse, leaves: Iterable[Tensor]) -> None:
         """Likewise, with tensors of its own for each record."""
         self._leaves.extend(leaves)
         self._collected.append(use)
 
-    def _require_one_row_each(self, use: Use, value: Tensor, batch_dimension: int = 0) -> None:
+    def _require_one_row_each(self, use: LayerUse, value: Tensor, batch_dimension: int = 0) -> None:
         """A layer that gets several rows of a record would clip each of them by itself: k rows would add up to k·C."""
-        if self.witness is not None:
-            self.witness.require_rows(", ".join(use.names.values()), value, batch_dimension)
+        if self.checker is not None:
+            self.checker.require_rows(", ".join(use.names.values()), value, batch_dimension)
             return
         if (rows := value.shape[batch_dimension]) != self._records:
             raise UnsupportedModel(
@@ -269,14 +294,14 @@ class OnePass:
 
     def forward(self, inputs: Any) -> Any:
         """The model's outputs for a batch."""
-        self._take_over()
+        self._sync()
         return self.run(inputs)
 
     def run(self, inputs: Any) -> Any:
         """The outputs of the scratch copy as it is."""
         self._uses, self._noted, self._leaves, self._collected = [], [], [], []
-        self._records, self.seen_alone, self._calls = batch_size(inputs), {}, Counter()
-        positional, named = call_arguments(map_tensors(channels_last, inputs) if self._channels_last else inputs)
+        self._records, self.outputs_alone, self._calls = batch_size(inputs), {}, Counter()
+        positional, named = call_arguments(map_tensors(to_channels_last, inputs) if self._channels_last else inputs)
         return self.scratch(*positional, **named)
 
     def record_losses(self, loss_fn: LossFunction, outputs: Any, targets: Any) -> Tensor:
@@ -285,7 +310,7 @@ class OnePass:
 
     def require_own_parameters(self, loss: Tensor) -> None:
         """Refuse a loss that would leave a raw gradient in something that is not the engine's own."""
-        require_leaves(loss, [self.anchor, *self._leaves])
+        require_own_leaves(loss, [self.anchor, *self._leaves])
 
     def gradients(self) -> RecordGradients:
         """What the backward pass delivered. Can be fetched once."""
@@ -305,28 +330,28 @@ class OnePass:
         """Whether a module runs one record after the other."""
         return bool(self._run_alone)
 
-    def rows_left(self) -> list[Tensor]:
+    def row_leaves(self) -> list[Tensor]:
         """Where autograd leaves the gradients of modules without a rule, a row for each record."""
         return list(self._leaves)
 
-    def follow(self) -> None:
+    def sync_weights(self) -> None:
         """Take over weights, buffers and training flags as the model has them now; to be called before every step.
 
         Micro-batches look for changes themselves, but one that was made through `parameter.data` leaves no trace.
         """
         self._copied = []
-        self._take_over()
+        self._sync()
 
-    def _take_over(self) -> None:
+    def _sync(self) -> None:
         self._structure.require_same(self.model)
         try:
-            self._copy()
+            self._copy_state()
         except Exception:  # what a module made of its copy cannot be undone
             self._build()
-            self._copy()
+            self._copy_state()
 
-    def _copy(self) -> None:
-        self.remembered.restore()
+    def _copy_state(self) -> None:
+        self.module_state.restore()
         with torch.no_grad():
             for copied, original in zip(self.scratch.buffers(), self.model.buffers(), strict=True):
                 copied.copy_(original)

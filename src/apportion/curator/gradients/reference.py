@@ -2,7 +2,7 @@
 
 Every record gets its own copy θ_i of the trained parameters and is evaluated alone, as a batch of one. The outputs are stacked, so
 any loss can follow, and one backward pass leaves in θ_i.grad the gradient of record i: ∂L/∂θ_i. Because a record is evaluated
-alone, the forward pass cannot mix records, unless a module keeps something of them in a place that is not put back (`forgetting.py`).
+alone, the forward pass cannot mix records, unless a module keeps something of them in a place that is not put back (`module_state.py`).
 
 The forward pass runs in a **scratch copy** of the model, with copies of all weights and buffers: whatever a module remembers of the
 records it saw (a running maximum, a cached input, rows rescaled in place) stays behind the trust boundary and never reaches the
@@ -22,10 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from apportion.curator.gradients.batched import over_records
-from apportion.curator.gradients.forgetting import ModuleState
-from apportion.curator.gradients.losses import LossFunction, record_losses, require_leaves
-from apportion.curator.gradients.structure import Structure
+from apportion.curator.gradients.batching_rules import vmap_records
+from apportion.curator.gradients.losses import LossFunction, record_losses, require_own_leaves
+from apportion.curator.gradients.module_state import ModelStructure, ModuleState
 from apportion.curator.tree import batch_size, call_arguments, map_tensors
 from apportion.errors import WrongOrder
 
@@ -41,14 +40,14 @@ class ReferenceGradients:
     def __init__(self, model: nn.Module, mode: Literal["vmap", "loop"]):
         self.model, self.mode = model, mode
         self.scratch = copy.deepcopy(model)
-        self.remembered = ModuleState(self.scratch)
-        self._structure = Structure(model)
+        self.module_state = ModuleState(self.scratch)
+        self._structure = ModelStructure(model)
         self._frozen: dict[str, Tensor] = {}
         self._copies: list[Mapping[str, Tensor]] | None = None
 
     def forward(self, inputs: Any) -> Any:
         """The model's outputs for a batch, each record through its own copy of the parameters."""
-        self.follow()
+        self.sync_weights()
         return self.run(inputs)
 
     def run(self, inputs: Any) -> Any:
@@ -59,7 +58,7 @@ class ReferenceGradients:
         if self.mode == "vmap":
             together = {name: value.expand(size, *value.shape).requires_grad_() for name, value in trained.items()}
             self._copies = [together]
-            return over_records(self._alone, together, inputs)
+            return vmap_records(self._alone, together, inputs)
         self._copies = [
             {name: value.clone().unsqueeze(0).requires_grad_() for name, value in trained.items()} for _ in range(size)
         ]
@@ -89,31 +88,31 @@ class ReferenceGradients:
 
     def require_own_parameters(self, loss: Tensor) -> None:
         """Refuse a loss that would also leave a raw gradient in something else than the records' copies."""
-        require_leaves(loss, [value for values in self._copies or () for value in values.values()])
+        require_own_leaves(loss, [value for values in self._copies or () for value in values.values()])
 
     def _alone(self, parameters: Mapping[str, Tensor], record: Any) -> Any:
         positional, named = call_arguments(map_tensors(lambda tensor: tensor.unsqueeze(0), record))
-        self._forget()
+        self._restore_state()
         buffers = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
         output = functional_call(self.scratch, {**self._frozen, **buffers, **parameters}, positional, named)
         return map_tensors(lambda leaf: leaf.squeeze(0) if isinstance(leaf, Tensor) else leaf, output)
 
-    def follow(self) -> None:
+    def sync_weights(self) -> None:
         """Take over the model's training flags and weights. Records get copies of these for the forward pass; what runs again in the
         backward pass, as with `torch.utils.checkpoint`, finds those of the scratch copy."""
         self._structure.require_same(self.model)
-        self._forget()
+        self._restore_state()
         with torch.no_grad():
             for own, original in zip(self.scratch.parameters(), self.model.parameters(), strict=True):
                 own.copy_(original)
 
-    def _forget(self) -> None:
+    def _restore_state(self) -> None:
         """As it does for buffers: what a module keeps of a record does not reach the next one."""
         try:
-            self.remembered.restore()
+            self.module_state.restore()
         except Exception:  # what a module made of its copy cannot be undone
             self.scratch = copy.deepcopy(self.model)
-            self.remembered = ModuleState(self.scratch)
+            self.module_state = ModuleState(self.scratch)
         for original, scratch in zip(self.model.modules(), self.scratch.modules(), strict=True):
             scratch.training = original.training
 

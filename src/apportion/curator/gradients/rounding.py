@@ -25,36 +25,36 @@ from torch import Tensor
 
 from apportion.request import FLOAT32_HEADROOM
 
-LONGEST_SUM = 4096
+MAX_FLOAT32_TERMS = 4096
 """So many numbers are added up in float32."""
-FAINT = 1e-22
+UNDERFLOW_LIMIT = 1e-22
 """A sum of squares below this has lost some of them to underflow."""
 
 
-def squared(values: Tensor) -> Tensor:
+def squared_row_norms(values: Tensor) -> Tensor:
     """Σ over all dimensions but the first of the squares, (b,), in float64."""
     dense = sorted(range(1, values.dim()), key=values.stride, reverse=True)
     flat = values.permute(0, *dense).flatten(1) if dense else values.unsqueeze(1)  # no copy, also of channels_last
-    whole = flat.shape[1] // LONGEST_SUM * LONGEST_SUM
+    whole = flat.shape[1] // MAX_FLOAT32_TERMS * MAX_FLOAT32_TERMS
     total: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
     if whole:
-        pieces = flat[:, :whole].unflatten(1, (-1, LONGEST_SUM))
+        pieces = flat[:, :whole].unflatten(1, (-1, MAX_FLOAT32_TERMS))
         total += torch.linalg.vector_norm(pieces, dim=2).double().square().sum(1)
-    faint = (total < FAINT).nonzero()[:, 0]
+    faint = (total < UNDERFLOW_LIMIT).nonzero()[:, 0]
     if len(faint) and values.dtype != torch.float64:
         total[faint] = torch.linalg.vector_norm(flat[faint], dim=1, dtype=torch.float64).square()
     return total
 
 
-def margin(positions: int, dtype: torch.dtype) -> float:
+def rounding_margin(positions: int, dtype: torch.dtype) -> float:
     """ρ² for sums over so many positions."""
     unit: float = torch.finfo(dtype).eps / 2
     return 4 * unit**2 * positions / FLOAT32_HEADROOM
 
 
-def gram(values: Tensor) -> Tensor:
+def gram_matrix(values: Tensor) -> Tensor:
     """(b, T, size) → (b, T, T), all inner products."""
-    first, *others = values.split(LONGEST_SUM // 4, 2)
+    first, *others = values.split(MAX_FLOAT32_TERMS // 4, 2)
     total: Tensor = first @ first.mT
     for piece in others:
         total += piece @ piece.mT
@@ -78,9 +78,9 @@ def norms_from_grams(of_inputs: Tensor, of_gradients: Tensor, size: int, again: 
     unit: float = torch.finfo(of_inputs.dtype).eps
     exact = of_inputs.mul_(of_gradients).sum((1, 2)).double().clamp(min=0)
     norms: Tensor = (
-        exact + unit * size**0.5 * lengths.square() + margin(of_inputs.shape[1], of_inputs.dtype) * magnitudes
+        exact + unit * size**0.5 * lengths.square() + rounding_margin(of_inputs.shape[1], of_inputs.dtype) * magnitudes
     )
-    faint = ((inputs.sum(1) < FAINT) | (gradients.sum(1) < FAINT)).nonzero()[:, 0]
+    faint = ((inputs.sum(1) < UNDERFLOW_LIMIT) | (gradients.sum(1) < UNDERFLOW_LIMIT)).nonzero()[:, 0]
     if len(faint) and of_inputs.dtype != torch.float64:
         norms[faint] = again(faint)
     return norms

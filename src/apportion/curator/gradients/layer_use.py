@@ -6,27 +6,29 @@ parameters, which is rarely written out. Needed are only
 
     ‖g_i‖²   for every record i,      and then      Σ_i w_i·g_i      for clipping weights w_i that follow from the norms.
 
-Each layer family is one file with one kind of `Use`, which answers both with as little arithmetic as it can.
+Each layer family is one file with one kind of `LayerUse`, which answers both with as little arithmetic as it can.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-FAINTEST = 1e-32
+from apportion.curator.gradients.rounding import squared_row_norms
+
+MIN_EXACT_PRODUCT = 1e-32
 """A float32 has all its digits down to 1e-38; the rest is room for the sums that follow."""
-LOUD = 1e10
+MAX_SAFE_FACTOR = 1e10
 """Numbers beyond this could enlarge rounding errors of the faintest ones to something that counts."""
 CHUNK_NUMBERS = 1 << 20
 """Numbers in one temporary, for each thread: 4 MiB of float32 stay in the caches."""
 
 
-class Use(Protocol):
+class LayerUse(Protocol):
     """What every layer family offers. Names are full names of parameters that learn; b is the number of records."""
 
     names: Mapping[str, str]
@@ -48,7 +50,7 @@ class Use(Protocol):
         """g_i of one parameter written out for some records, (n, *shape): for what is used more than once, or clipped in a frame."""
         ...
 
-    def silence(self, records: Tensor) -> None:
+    def zero_records(self, records: Tensor) -> None:
         """Put zeros in place of these records, a mask (b,): NaN times a weight of zero would still be NaN."""
         ...
 
@@ -68,45 +70,79 @@ def full_precision() -> Iterator[None]:
         yield
 
 
-def chunks(records: int, numbers_each: int) -> list[slice]:
+def split_records(records: int, numbers_each: int) -> list[slice]:
     """Slices of records whose temporaries stay in the caches of the cores, which share the records of a slice."""
     size = torch.get_num_threads() * max(1, CHUNK_NUMBERS // max(1, numbers_each))
     return [slice(start, min(start + size, records)) for start in range(0, records, size)]
 
 
-def wide(values: Tensor) -> Tensor:
+def upcast_half(values: Tensor) -> Tensor:
     """Numbers of 16 bits in float32: rounding of bfloat16, 1/256, is far more than the headroom of clipping."""
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
-def weights_like(weights: Tensor, values: Tensor) -> Tensor:
+def cast_weights(weights: Tensor, values: Tensor) -> Tensor:
     """Clipping weights in the type of `values`. One that would lose digits there is 0: rounded up, it would clip too little."""
     return torch.where(weights.abs() < torch.finfo(values.dtype).tiny, 0.0, weights).to(values.dtype)
 
 
-def scaled(weights: Tensor, values: Tensor, partner: Tensor | None) -> Tensor:
+def scale_rows(weights: Tensor, values: Tensor, partner: Tensor | None) -> Tensor:
     """Row i of `values` times w_i.
 
     Args:
-        partner: what the products are multiplied by next; `None` if they are only added up. Products below `FAINTEST` may have lost
-            digits, and a partner beyond `LOUD` could bring them back enlarged: then they are 0. Otherwise what they lost stays
-            below 10⁻³⁵, which is nothing beside any threshold.
+        partner: what the products are multiplied by next; `None` if they are only summed. Products below `MIN_EXACT_PRODUCT` may
+            have lost digits, and a partner above `MAX_SAFE_FACTOR` could magnify that error: then they become 0. Otherwise the error
+            stays below 10⁻³⁵, which is negligible beside any threshold.
     """
-    product = values * weights_like(weights, values).reshape(-1, *[1] * (values.dim() - 1))
-    return product if partner is None or is_quiet(partner) else torch.nn.functional.hardshrink(product, FAINTEST)
+    product = values * cast_weights(weights, values).reshape(-1, *[1] * (values.dim() - 1))
+    return (
+        product
+        if partner is None or is_safe_factor(partner)
+        else torch.nn.functional.hardshrink(product, MIN_EXACT_PRODUCT)
+    )
 
 
-def is_quiet(values: Tensor) -> bool:
-    """Whether no number is beyond `LOUD`, or is none."""
-    return not values.numel() or all(bool(end.abs() <= LOUD) for end in values.aminmax())
+def is_safe_factor(values: Tensor) -> bool:
+    """Whether no number is beyond `MAX_SAFE_FACTOR`, or is none."""
+    return not values.numel() or all(bool(end.abs() <= MAX_SAFE_FACTOR) for end in values.aminmax())
 
 
-def added(weights: Tensor, rows: Tensor) -> Tensor:
+def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
     """Σ_i w_i·rows_i."""
-    total: Tensor = torch.tensordot(weights_like(weights, rows), rows, dims=1)
+    total: Tensor = torch.tensordot(cast_weights(weights, rows), rows, dims=1)
     return total
 
 
-def without(records: Tensor, values: Tensor) -> Tensor:
+def zero_rows(records: Tensor, values: Tensor) -> Tensor:
     """`values` with zeros in the rows of `records`."""
     return torch.where(records.reshape(-1, *[1] * (values.dim() - 1)), torch.zeros((), dtype=values.dtype), values)
+
+
+class MaterialisedUse:
+    """A use whose rows are computed when the output's gradient arrives, or come from elsewhere.
+
+    Args:
+        compute: from the output's gradient to the rows (b, *shape) by the layer's own names.
+    """
+
+    kernel = "materialised"
+
+    def __init__(self, names: Mapping[str, str], compute: Callable[[Tensor], Mapping[str, Tensor]]):
+        self.names, self._compute = names, compute
+        self._rows: dict[str, Tensor] = {}
+
+    def receive(self, output_gradient: Tensor) -> None:
+        found = self._compute(output_gradient)
+        self._rows = {name: upcast_half(found[own]) for own, name in self.names.items()}
+
+    def squared_norms(self) -> dict[str, Tensor]:
+        return {name: squared_row_norms(rows) for name, rows in self._rows.items()}
+
+    def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: weighted_sum(weights[name], rows) for name, rows in self._rows.items()}
+
+    def rows(self, name: str, records: slice) -> Tensor:
+        return self._rows[name][records]
+
+    def zero_records(self, records: Tensor) -> None:
+        self._rows = {name: zero_rows(records, rows) for name, rows in self._rows.items()}

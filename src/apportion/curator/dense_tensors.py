@@ -22,22 +22,22 @@ _ATOMS = (int, float, complex, str, bytes, type(None), np.generic)
 """What has no parts and cannot be changed."""
 
 
-def plain_view(value: Any) -> Tensor:
+def as_dense_tensor(value: Any) -> Tensor:
     """`value` as a dense tensor of torch's own class without a history, in the same memory if possible; `TypeError` if it is none."""
     if isinstance(value, np.ndarray):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nor is it written to
-            return torch.from_numpy(_native(value))
+            return torch.from_numpy(_as_native_order(value))
     tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
     with torch._C.DisableTorchFunctionSubclass():
         _require_dense(tensor)
         return tensor.detach().as_subclass(Tensor).resolve_conj().resolve_neg()
 
 
-def plain_copy(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+def copy_dense_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """`value` in a dense tensor with memory of its own."""
     if isinstance(value, np.ndarray):
-        value = plain_view(value)
+        value = as_dense_tensor(value)
     if not isinstance(value, Tensor):
         return torch.tensor(value, dtype=dtype, device=device)  # a copy, also of a list
     with torch._C.DisableTorchFunctionSubclass():
@@ -58,18 +58,20 @@ def share_memory(items: Sequence[Any]) -> bool:
     """
     spans: list[tuple[int, int]] = []
     for item in items:
-        spans.extend({_span(part) for part in _parts(item)})  # an item may hold one thing twice, as (x, x)
+        spans.extend(
+            {_memory_span(part) for part in _mutable_parts(item)}
+        )  # an item may hold one thing twice, as (x, x)
     return any(end > start for (_, end), (start, _) in pairwise(sorted(spans)))
 
 
-def _native(array: NDArray[Any]) -> NDArray[Any]:
+def _as_native_order(array: NDArray[Any]) -> NDArray[Any]:
     """In the byte order of this machine and without steps backwards, neither of which torch has."""
     if not array.dtype.isnative:
         return array.astype(array.dtype.newbyteorder("="))
     return np.ascontiguousarray(array) if any(step < 0 for step in array.strides) else array
 
 
-def _parts(value: Any) -> Iterator[Any]:
+def _mutable_parts(value: Any) -> Iterator[Any]:
     """All that makes up a record: its containers that can be changed, and what they hold."""
     if isinstance(value, _ATOMS):
         return
@@ -79,10 +81,10 @@ def _parts(value: Any) -> Iterator[Any]:
         value = tuple(value.values())
     if isinstance(value, tuple | list):
         for part in value:
-            yield from _parts(part)
+            yield from _mutable_parts(part)
 
 
-def _span(part: Any) -> tuple[int, int]:
+def _memory_span(part: Any) -> tuple[int, int]:
     """Where it begins in memory, and where it ends."""
     if isinstance(part, np.ndarray):
         return np.lib.array_utils.byte_bounds(part)

@@ -65,7 +65,7 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Any:
     return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=True))
 
 
-FORMS: dict[Any, Callable[..., Any]] = {
+TRACEABLE_FORMS: dict[Any, Callable[..., Any]] = {
     functional.embedding: _embedding,
     functional.scaled_dot_product_attention: _attention,
     torch._weight_norm: _weight_norm,

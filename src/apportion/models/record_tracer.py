@@ -1,6 +1,6 @@
 """Follow the record dimension of a batch through any code that runs on torch: a proof that rows stay apart, not a probe.
 
-A batch of B records is run as tensors that have a shape and no values (`Followed`). Each carries its **place**: where its record
+A batch of B records is run as tensors that have a shape and no values (`TracedTensor`). Each carries its **place**: where its record
 dimension is, or that it has none. Every operation, at the level of torch's dispatcher, has a rule (`rules.py`) that says where the records
 of its result are, *if row i of the result is made of row i of the arguments and of what belongs to no record*; otherwise, and wherever
 there is no rule, the operation is refused. What goes through to the end therefore computes, for every record, a function of that record
@@ -66,7 +66,7 @@ PICKED = Place(-1)
 """Of what belongs to one record that was picked by its place. vmap does so to look at types; nobody may compute with it."""
 
 
-class RecordsMeet(ApportionError):
+class RecordsMayMix(ApportionError):
     """Rows of different records meet in an operation, or it is not known that they do not.
 
     Args:
@@ -79,7 +79,7 @@ class RecordsMeet(ApportionError):
         self.operation, self.reason = operation, reason
 
 
-class Followed(Tensor):
+class TracedTensor(Tensor):
     """A tensor without values that knows its place."""
 
     meta: Tensor
@@ -91,8 +91,8 @@ class Followed(Tensor):
     """Where on the path it was made."""
 
     @staticmethod
-    def __new__(cls, meta: Tensor, place: Place | None, device: torch.device, numbers: bool = False) -> Followed:
-        made: Followed = Tensor._make_wrapper_subclass(
+    def __new__(cls, meta: Tensor, place: Place | None, device: torch.device, numbers: bool = False) -> TracedTensor:
+        made: TracedTensor = Tensor._make_wrapper_subclass(
             cls,
             meta.shape,
             strides=meta.stride(),
@@ -111,26 +111,26 @@ class Followed(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise RecordsMeet(str(operation), "a followed tensor left the run that follows it")
+        raise RecordsMayMix(str(operation), "a followed tensor left the run that follows it")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Followed({list(self.meta.shape)}, {self.place})"
 
 
 class RecordCount(int):
-    """k·B as a size. A comparison whose outcome is the same for every B ≥ 1 is answered; of any other use the follower takes note."""
+    """k·B as a size. A comparison whose outcome is the same for every B ≥ 1 is answered; of any other use the tracer takes note."""
 
-    _follower: Follower
+    _tracer: RecordTracer
     _times: int
 
     @staticmethod
-    def of(value: int, follower: Follower) -> RecordCount:
+    def of(value: int, tracer: RecordTracer) -> RecordCount:
         count = RecordCount(value)
-        count._follower, count._times = follower, value // follower.records
+        count._tracer, count._times = tracer, value // tracer.records
         return count
 
     def _seen(self) -> None:
-        self._follower.count_is_seen()
+        self._tracer.mark_count_seen()
 
     def _compared(self, other: Any, name: str) -> Any:
         outcome = getattr(int, name)(self, other)
@@ -172,7 +172,7 @@ class RecordCount(int):
     def __mul__(self, other: Any) -> Any:
         product = int.__mul__(self, other)
         if type(other) is int and other > 0:
-            return RecordCount.of(product, self._follower)
+            return RecordCount.of(product, self._tracer)
         if type(other) is not int or other != 0:
             self._seen()
         return product
@@ -182,14 +182,14 @@ class RecordCount(int):
     def __floordiv__(self, other: Any) -> Any:
         quotient = int.__floordiv__(self, other)
         if type(other) is int and other > 0 and self._times % other == 0:
-            return RecordCount.of(quotient, self._follower)
+            return RecordCount.of(quotient, self._tracer)
         if isinstance(other, RecordCount) and self._times % other._times == 0:
             return quotient
         self._seen()
         return quotient
 
 
-def _noted(name: str) -> Callable[..., Any]:
+def _count_seen_method(name: str) -> Callable[..., Any]:
     plain = getattr(int, name)
 
     def method(self: RecordCount, *others: Any) -> Any:
@@ -237,9 +237,9 @@ for _name in (
     ),
     *("conjugate",),
 ):
-    setattr(RecordCount, _name, _noted(_name))
+    setattr(RecordCount, _name, _count_seen_method(_name))
 for _name in ("real", "numerator"):
-    setattr(RecordCount, _name, property(_noted("__int__")))
+    setattr(RecordCount, _name, property(_count_seen_method("__int__")))
 
 
 class Shape(tuple[int, ...]):
@@ -284,17 +284,19 @@ class Path:
     operations: list[Operation] = field(default_factory=list)
     looks_at_count: bool = False
 
-    def difference(self, other: Path) -> str | None:
+    def find_difference(self, other: Path) -> str | None:
         """Why `other`, the beginning of a run with another number of records, is not the same path; `None` if it is."""
         if len(other.operations) > len(self.operations):
             return "the number of operations depends on the number of records in the batch"
-        differences = (self.differs(index, theirs, other.records) for index, theirs in enumerate(other.operations))
+        differences = (
+            self.compare_operation(index, theirs, other.records) for index, theirs in enumerate(other.operations)
+        )
         return next((difference for difference in differences if difference is not None), None)
 
-    def differs(self, index: int, other: Operation, records: int) -> str | None:
+    def compare_operation(self, index: int, other: Operation, records: int) -> str | None:
         """Whether operation `index` is another one in a run with so many records, and how."""
         mine = self.operations[index]
-        if mine.name != other.name or not _equal(mine.numbers, other.numbers):
+        if mine.name != other.name or not _arguments_equal(mine.numbers, other.numbers):
             return f"{other.name}: what is computed depends on the number of records in the batch"
         if len(mine.sizes) != len(other.sizes) or not all(
             one == two or (type(one) is type(two) is int and one * records == two * self.records)
@@ -304,16 +306,16 @@ class Path:
         return None
 
 
-def _equal(mine: tuple[Any, ...], theirs: tuple[Any, ...]) -> bool:
+def _arguments_equal(mine: tuple[Any, ...], theirs: tuple[Any, ...]) -> bool:
     return len(mine) == len(theirs) and all(
         type(one) is type(two) and (one == two or (one != one and two != two))
         for one, two in zip(mine, theirs, strict=True)
     )
 
 
-_TELL_OF_SIZES = {Tensor.__len__, Tensor.is_contiguous, Tensor.is_same_size, torch.is_same_size, Tensor.__sizeof__}
+_SIZE_QUERIES = {Tensor.__len__, Tensor.is_contiguous, Tensor.is_same_size, torch.is_same_size, Tensor.__sizeof__}
 """Of what these answer, nobody can see that it is about the number of records."""
-_VALUES = {
+_VALUE_QUERIES = {
     getattr(Tensor, name)
     for name in (
         *("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__contains__"),
@@ -332,32 +334,32 @@ _VALUES = {
 }
 
 
-class _Questions(TorchFunctionMode):
+class _PythonQueries(TorchFunctionMode):
     """What Python code asks a tensor beside computing with it."""
 
-    def __init__(self, follower: Follower):
+    def __init__(self, tracer: RecordTracer):
         super().__init__()
-        self._follower = follower
+        self._tracer = tracer
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function in _TELL_OF_SIZES:
-            if any(isinstance(one, Tensor) and any(map(self._follower.counts, one.shape)) for one in args):
-                self._follower.count_is_seen()
+        if function in _SIZE_QUERIES:
+            if any(isinstance(one, Tensor) and any(map(self._tracer.is_record_multiple, one.shape)) for one in args):
+                self._tracer.mark_count_seen()
             return function(*args, **kwargs)
         if function in (torch.autograd.backward, torch.autograd.grad, Tensor.backward):
             return self._backward(function, args, kwargs)
         if any(callable(one) and not isinstance(one, type) for one in (*args, *kwargs.values())):
-            self._follower.count_is_seen()  # it would be called from where nobody watches
-        if function == Tensor.data.__set__ and any(isinstance(one, Followed) for one in args):  # type: ignore[attr-defined]
-            raise self._follower.refused(RecordsMeet("data", "a tensor is exchanged for another one"))
+            self._tracer.mark_count_seen()  # it would be called from where nobody watches
+        if function == Tensor.data.__set__ and any(isinstance(one, TracedTensor) for one in args):  # type: ignore[attr-defined]
+            raise self._tracer.record_refusal(RecordsMayMix("data", "a tensor is exchanged for another one"))
         if function in (torch.cross, Tensor.cross) and kwargs.get("dim", args[2] if len(args) > 2 else None) is None:
-            raise self._follower.refused(
-                RecordsMeet("cross", "without a dimension it takes that of three records. Name it: dim=")
+            raise self._tracer.record_refusal(
+                RecordsMayMix("cross", "without a dimension it takes that of three records. Name it: dim=")
             )
-        if function in _VALUES and isinstance(args[0], Followed):
-            raise self._follower.refused(
-                RecordsMeet(function.__name__, "a value is looked at that comes from records, weights or chance")
+        if function in _VALUE_QUERIES and isinstance(args[0], TracedTensor):
+            raise self._tracer.record_refusal(
+                RecordsMayMix(function.__name__, "a value is looked at that comes from records, weights or chance")
             )
         if function in (torch.nn.functional.one_hot, torch._C._nn.one_hot) and isinstance(args[0], Tensor):
             classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
@@ -375,31 +377,35 @@ class _Questions(TorchFunctionMode):
                 return run(*given, **named)
 
         torch.autograd._engine_run_backward = watched
-        self._follower.passes_back += 1
+        self._tracer.passes_back += 1
         try:
             return function(*args, **kwargs)
         finally:
-            self._follower.passes_back -= 1
+            self._tracer.passes_back -= 1
             torch.autograd._engine_run_backward = run
 
     def _counted(self, found: Any) -> Any:
         def one(size: int) -> int:
-            return RecordCount.of(size, self._follower) if type(size) is int and self._follower.counts(size) else size
+            return (
+                RecordCount.of(size, self._tracer)
+                if type(size) is int and self._tracer.is_record_multiple(size)
+                else size
+            )
 
         if isinstance(found, torch.Size):
             return Shape(one(size) for size in found)
         return tuple(one(size) for size in found) if type(found) is tuple else one(found)
 
 
-def _without_values(leaf: Any) -> Any:
-    if isinstance(leaf, Followed):
+def _to_meta(leaf: Any) -> Any:
+    if isinstance(leaf, TracedTensor):
         return leaf.meta
     if isinstance(leaf, Tensor):
         return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
     return torch.device("meta") if isinstance(leaf, torch.device) else leaf
 
 
-class _Geometry:
+class _MetaGeometry:
     """What a tensor without values is."""
 
     def __init__(self, tensor: Tensor):
@@ -409,12 +415,12 @@ class _Geometry:
         return torch.empty_strided(self._shape, self._stride, dtype=self._dtype, device="meta")
 
 
-_KNOWN_SHAPES: dict[Any, Any] = {}
+_SHAPE_CACHE: dict[Any, Any] = {}
 """From an operation and what it is called with to the shapes of its results: torch works some of these out in Python, slowly."""
-_MOST_SHAPES = 10_000
+_SHAPE_CACHE_SIZE = 10_000
 
 
-def _as_key(leaf: Any) -> Any:
+def _shape_key(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.stride(), leaf.dtype
     return type(leaf), leaf
@@ -432,23 +438,23 @@ def _takes_device(operation: Any) -> bool:
 
 
 @functools.cache
-def _sizes_of(operation: Any) -> frozenset[str]:
+def _size_arguments(operation: Any) -> frozenset[str]:
     """The arguments that are sizes or indices, SymInt in torch's schemas; what is computed with is a Scalar, a float or an int."""
     if operation.overloadpacket.__name__ == "arange":
         return frozenset(("start", "end", "step"))
     return frozenset(re.findall(r"SymInt(?:\[\d*\])?\??\s+(\w+)", str(operation._schema)))
 
 
-def sizes_in(operation: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, int]]:
+def iterate_sizes(operation: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, int]]:
     """All sizes and indices that an operation is given, with the names of their arguments."""
-    names = _sizes_of(operation)
+    names = _size_arguments(operation)
     for index, argument in enumerate(operation._schema.arguments):
         if argument.name in names:
             value = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
             yield from ((argument.name, leaf) for leaf in tree_leaves(value) if isinstance(leaf, int))
 
 
-def _digest(value: Tensor) -> Any:
+def _digest_constant(value: Tensor) -> Any:
     """The numbers of a tensor that belongs to no record, to be compared."""
     if value.numel() == 1 and not value.is_meta:
         return value.item()
@@ -457,7 +463,7 @@ def _digest(value: Tensor) -> Any:
     return tuple(plain.shape), hashlib.blake2b(content.numpy().tobytes()).digest()
 
 
-def written_to(operation: Any, args: Any, kwargs: Any) -> list[Any]:
+def written_arguments(operation: Any, args: Any, kwargs: Any) -> list[Any]:
     """The tensors that an operation writes to."""
     return [
         value
@@ -467,18 +473,18 @@ def written_to(operation: Any, args: Any, kwargs: Any) -> list[Any]:
     ]
 
 
-def _generators() -> tuple[Any, ...]:
+def _generator_states() -> tuple[Any, ...]:
     """The states of Python's and NumPy's random numbers, to be compared."""
     parts: Any = np.random.get_state()
     return random.getstate(), *(part.tobytes() if isinstance(part, np.ndarray) else part for part in parts)
 
 
-class Follower(TorchDispatchMode):
+class RecordTracer(TorchDispatchMode):
     """Runs code on followed tensors of `records` records. A context manager; use `run`, which also looks at what code asks beside.
 
     Args:
         records: B.
-        rules: from an operation, its arguments and this follower to the places of its results (`rules.places`).
+        rules: from an operation, its arguments and this tracer to the places of its results (`rules.places`).
         device: of the tensors.
         known: the path of an earlier run. If it is given, this run is compared with it operation by operation instead of asking the
             rules, so that B need not be a prime.
@@ -492,67 +498,67 @@ class Follower(TorchDispatchMode):
         self._made: Counter[str] = Counter()
         self._asked = self.passes_back = 0
         self._running = False
-        self._loose: dict[int, Any] = {}
-        self.refusal: RecordsMeet | None = None
+        self._unordered: dict[int, Any] = {}
+        self.refusal: RecordsMayMix | None = None
         self.modules: list[str] = []
         """The modules whose forward pass is running, from the outermost to the innermost."""
         self.refused_in: tuple[str, ...] = ()
 
-    def follow(self, record: Tensor) -> Followed:
+    def trace_batch(self, record: Tensor) -> TracedTensor:
         """A batch of B records like this one, in front."""
-        return self.made((self.records, *record.shape), FRONT, record)
+        return self.make_traced((self.records, *record.shape), FRONT, record)
 
-    def made(self, shape: Sequence[int], place: Place | None, like: Tensor) -> Followed:
+    def make_traced(self, shape: Sequence[int], place: Place | None, like: Tensor) -> TracedTensor:
         """A tensor of this shape whose records are known to be at `place`."""
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             sizes = tuple(int.__int__(size) for size in shape)
             made = self.wrap(torch.empty(sizes, dtype=like.dtype, device="meta"), place)
-        return self._numbered(made, "made" if self._running else "given")
+        return self._assign_origin(made, "made" if self._running else "given")
 
-    def _numbered(self, made: Followed, kind: str) -> Followed:
+    def _assign_origin(self, made: TracedTensor, kind: str) -> TracedTensor:
         """What no operation has made, with its number among those of its kind, which is the same in every run."""
         made.origin = (kind, self._made[kind])
         self._made[kind] += 1
         return made
 
-    def wrap(self, meta: Tensor, place: Place | None, *, numbers: bool = False) -> Followed:
+    def wrap(self, meta: Tensor, place: Place | None, *, numbers: bool = False) -> TracedTensor:
         """A tensor of this shape at this place."""
         if place is not None and place.inner == ANY:
             with torch._C.DisableTorchFunction(), _disable_current_modes():
                 storage = meta.untyped_storage()
-                self._loose[storage._cdata] = storage
-        return Followed(meta, place, self.device, numbers)
+                self._unordered[storage._cdata] = storage
+        return TracedTensor(meta, place, self.device, numbers)
 
-    def hide(self, model: nn.Module) -> None:
+    def hide_weights(self, model: nn.Module) -> None:
         """Put tensors without values in place of all parameters: weights move, so what is computed must not depend on what they are."""
-        hidden: dict[int, Followed] = {}
+        hidden: dict[int, TracedTensor] = {}
         for module in model.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
                     if id(parameter) not in hidden:
-                        hidden[id(parameter)] = self._numbered(
-                            self.wrap(_without_values(parameter.detach()), None), "weight"
+                        hidden[id(parameter)] = self._assign_origin(
+                            self.wrap(_to_meta(parameter.detach()), None), "weight"
                         )
                         hidden[id(parameter)].requires_grad_(parameter.requires_grad)
                         hidden[id(parameter)]._is_param = True  # so that it is an nn.Parameter for those who ask
                     module._parameters[name] = hidden[id(parameter)]  # type: ignore[assignment]
 
-    def counts(self, size: int | None) -> bool:
+    def is_record_multiple(self, size: int | None) -> bool:
         """Whether a size or an index is a multiple of the number of records. (The largest index that there is means no end.)"""
         return size is not None and 0 < abs(size) < sys.maxsize and size % self.records == 0
 
-    def is_loose(self, tensor: Followed) -> bool:
+    def has_unknown_order(self, tensor: TracedTensor) -> bool:
         """Whether the memory of a tensor belongs to another one too, in which the order of records is not settled."""
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            return tensor.meta.untyped_storage()._cdata in self._loose
+            return tensor.meta.untyped_storage()._cdata in self._unordered
 
-    def count_is_seen(self) -> None:
+    def mark_count_seen(self) -> None:
         """Somebody looks at the number of records: with another one, the path may be another one. Only forward passes are run again."""
         self.path.looks_at_count = True
         if self.passes_back:
-            raise self.refused(RecordsMeet("backward", "it looks at the number of records in the batch"))
+            raise self.record_refusal(RecordsMayMix("backward", "it looks at the number of records in the batch"))
 
-    def refused(self, error: RecordsMeet) -> RecordsMeet:
+    def record_refusal(self, error: RecordsMayMix) -> RecordsMayMix:
         """Remember the first refusal, so that a model cannot catch it and go on otherwise."""
         if self.refusal is None:
             self.refusal, self.refused_in = error, tuple(self.modules)
@@ -561,26 +567,28 @@ class Follower(TorchDispatchMode):
     @contextmanager
     def run(self) -> Iterator[None]:
         """Code in this context is followed. Afterwards raises the first refusal, also one that was caught inside."""
-        before, self._running = _generators(), True
+        before, self._running = _generator_states(), True
         try:
-            with self, _Questions(self), self._scripts_watched():
+            with self, _PythonQueries(self), self._watch_scripts():
                 yield
-        except RecordsMeet as error:
-            raise self.refused(error) from None
+        except RecordsMayMix as error:
+            raise self.record_refusal(error) from None
         if self.refusal is not None:
             raise self.refusal
-        if _generators() != before:
-            raise self.refused(RecordsMeet("random", "Python's or NumPy's random numbers may decide what is computed"))
+        if _generator_states() != before:
+            raise self.record_refusal(
+                RecordsMayMix("random", "Python's or NumPy's random numbers may decide what is computed")
+            )
 
     @contextmanager
-    def _scripts_watched(self) -> Iterator[None]:
+    def _watch_scripts(self) -> Iterator[None]:
         """TorchScript asks for sizes without Python, so whatever is written in it may look at the number of records."""
         kinds = torch._C.ScriptFunction, torch._C.ScriptMethod
         calls = [kind.__call__ for kind in kinds]
 
         def watched(call: Any) -> Callable[..., Any]:
             def seen(script: Any, *args: Any, **kwargs: Any) -> Any:
-                self.count_is_seen()
+                self.mark_count_seen()
                 return call(script, *args, **kwargs)
 
             return seen
@@ -601,15 +609,15 @@ class Follower(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             try:
                 return self._dispatch(operation, args, kwargs or {})
-            except RecordsMeet as error:
-                raise self.refused(error) from None
+            except RecordsMayMix as error:
+                raise self.record_refusal(error) from None
 
     def _dispatch(self, operation: Any, args: Any, kwargs: Any) -> Any:
         index = len(self.path.operations)
-        noted = self._described(operation, args, kwargs)
+        noted = self._describe(operation, args, kwargs)
         self.path.operations.append(noted)
         if self.known is not None:
-            found = self._again(index, operation, args, kwargs)
+            found = self._replay(index, operation, args, kwargs)
         else:
             self._asked = index
             found = self._rules(operation, args, kwargs, self)
@@ -618,39 +626,43 @@ class Follower(TorchDispatchMode):
             else:
                 self.path.operations[index] = self.path.operations[index]._replace(followed=True)
         for number, value in enumerate(tree_leaves(found)):
-            if isinstance(value, Followed):
+            if isinstance(value, TracedTensor):
                 value.origin = value.origin or (index, number)
             elif isinstance(value, Tensor):
                 self._computed.setdefault(value, (index, number))
         return found
 
-    def _again(self, index: int, operation: Any, args: Any, kwargs: Any) -> Any:
+    def _replay(self, index: int, operation: Any, args: Any, kwargs: Any) -> Any:
         assert self.known is not None
         if index >= len(self.known.operations):
-            raise RecordsMeet(str(operation), "the number of operations depends on the number of records in the batch")
-        if (difference := self.known.differs(index, self.path.operations[index], self.records)) is not None:
-            raise RecordsMeet(*difference.split(": ", 1))
+            raise RecordsMayMix(
+                str(operation), "the number of operations depends on the number of records in the batch"
+            )
+        if (difference := self.known.compare_operation(index, self.path.operations[index], self.records)) is not None:
+            raise RecordsMayMix(*difference.split(": ", 1))
         if not self.known.operations[index].followed:
             return operation(*args, **kwargs)
         if self.known.operations[index].taken_apart:
             return self.decompose(operation, args, kwargs)
-        written = written_to(operation, args, kwargs)
+        written = written_arguments(operation, args, kwargs)
         if torch.Tag.inplace_view in operation.tags:
-            return self.turned(operation, args, kwargs, written[0], None)
-        results = self.shapes(operation, args, kwargs)
+            return self.reshape_in_place(operation, args, kwargs, written[0], None)
+        results = self.result_shapes(operation, args, kwargs)
         if written:
             return written[0] if len(written) == 1 else tuple(written)
         return tree_map(lambda leaf: self.wrap(leaf, None) if isinstance(leaf, Tensor) else leaf, results)
 
-    def turned(self, operation: Any, args: Any, kwargs: Any, target: Followed, place: Place | None) -> Followed:
+    def reshape_in_place(
+        self, operation: Any, args: Any, kwargs: Any, target: TracedTensor, place: Place | None
+    ) -> TracedTensor:
         """An operation that changes the shape of its first argument, as `squeeze_` does."""
-        self.shapes(operation, args, kwargs)
+        self.result_shapes(operation, args, kwargs)
         with no_dispatch():
             operation(*args, **kwargs)
         target.place = place
         return target
 
-    def _described(self, operation: Any, args: Any, kwargs: Any) -> Operation:
+    def _describe(self, operation: Any, args: Any, kwargs: Any) -> Operation:
         numbers: list[Any] = []
         sizes: list[Any] = []
         for index, argument in enumerate(operation._schema.arguments):
@@ -660,31 +672,31 @@ class Follower(TorchDispatchMode):
                     numbers.append(type(leaf))  # a handle, as of the profiler's: two of them cannot be compared
                     continue
                 if not isinstance(leaf, Tensor):
-                    (sizes if argument.name in _sizes_of(operation) else numbers).append(leaf)
+                    (sizes if argument.name in _size_arguments(operation) else numbers).append(leaf)
                     continue
-                sizes.extend(leaf.meta.shape if isinstance(leaf, Followed) else leaf.shape)
-                if isinstance(leaf, Followed):
+                sizes.extend(leaf.meta.shape if isinstance(leaf, TracedTensor) else leaf.shape)
+                if isinstance(leaf, TracedTensor):
                     numbers.append(leaf.origin)
                 else:  # numbers come as tensors too
-                    numbers.append(self._computed[leaf] if leaf in self._computed else _digest(leaf))
+                    numbers.append(self._computed[leaf] if leaf in self._computed else _digest_constant(leaf))
         return Operation(str(operation), tuple(numbers), tuple(sizes), followed=False)
 
-    def shapes(self, operation: Any, args: Any, kwargs: Any) -> Any:
+    def result_shapes(self, operation: Any, args: Any, kwargs: Any) -> Any:
         """What the operation returns, as tensors without values."""
-        plain = tree_map(_without_values, (args, kwargs))
+        plain = tree_map(_to_meta, (args, kwargs))
         if _takes_device(operation):
             plain[1]["device"] = torch.device("meta")
         if _makes_views(operation):
             return operation(*plain[0], **plain[1])
-        key = (operation, *map(_as_key, tree_leaves(plain)), *plain[1])
-        if key not in _KNOWN_SHAPES:
-            if len(_KNOWN_SHAPES) >= _MOST_SHAPES:
-                _KNOWN_SHAPES.clear()
+        key = (operation, *map(_shape_key, tree_leaves(plain)), *plain[1])
+        if key not in _SHAPE_CACHE:
+            if len(_SHAPE_CACHE) >= _SHAPE_CACHE_SIZE:
+                _SHAPE_CACHE.clear()
             results = operation(*plain[0], **plain[1])
-            _KNOWN_SHAPES[key] = tree_map(
-                lambda leaf: leaf if not isinstance(leaf, Tensor) else _Geometry(leaf), results
+            _SHAPE_CACHE[key] = tree_map(
+                lambda leaf: leaf if not isinstance(leaf, Tensor) else _MetaGeometry(leaf), results
             )
-        return tree_map(lambda leaf: leaf.tensor() if isinstance(leaf, _Geometry) else leaf, _KNOWN_SHAPES[key])
+        return tree_map(lambda leaf: leaf.tensor() if isinstance(leaf, _MetaGeometry) else leaf, _SHAPE_CACHE[key])
 
     def decompose(self, operation: Any, args: Any, kwargs: Any) -> Any:
         """Run what torch itself says that an operation is made of; `NotImplemented` if it does not say."""

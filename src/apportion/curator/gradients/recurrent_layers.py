@@ -1,12 +1,13 @@
 """Recurrent layers: RNN, LSTM, GRU and their cells.
 
 A layer in one direction multiplies, at every time step, W_ih with x_t and W_hh with h_{t−1}; an LSTM with a projection also W_hr with
-its output. `recurrence.py` runs it and knows both sides of these products; `over_time.py` turns them into norms and sums.
+its output. `recurrent_cells.py` runs it and knows both sides of these products; `recurrent_layers.py` turns them into norms and sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,19 +15,107 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from apportion.curator.gradients.over_time import Named, Products
-from apportion.curator.gradients.recurrence import (
+from apportion.curator.gradients.layer_use import scale_rows, split_records, upcast_half, weighted_sum
+from apportion.curator.gradients.recurrent_cells import (
     GRURecurrence,
     LSTMRecurrence,
     Recurrence,
     ReluRecurrence,
     TanhRecurrence,
-    Unrolled,
+    UnrolledRecurrence,
 )
+from apportion.curator.gradients.rounding import gram_matrix, norms_from_grams, rounding_margin, squared_row_norms
 from apportion.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from apportion.curator.gradients.one_pass import OnePass
+
+
+NamedTensors = Iterator[tuple[str, Tensor]]
+"""A full name may come twice: two matrices of a layer may be one parameter."""
+
+
+class TimeProducts:
+    """Matrices whose products have the same gradient.
+
+    Args:
+        names: full names of what learns, by own name.
+        gradients: β, (T, b, out).
+        inputs: a, (T, b, in), by the own name of each matrix.
+        biases: own names of what is added to the products.
+    """
+
+    def __init__(
+        self, names: Mapping[str, str], gradients: Tensor, inputs: Mapping[str, Tensor], biases: Sequence[str]
+    ):
+        self._gradients = upcast_half(gradients)
+        self._inputs = [(names[own], upcast_half(value)) for own, value in inputs.items() if own in names]
+        self._biases = [names[own] for own in biases if own in names]
+
+    def kernels(self) -> set[str]:
+        return {self._kernel(inputs) for _, inputs in self._inputs}
+
+    def _kernel(self, inputs: Tensor) -> str:
+        steps, size_in, size_out = inputs.shape[0], inputs.shape[2], self._gradients.shape[2]
+        if steps == 1:
+            return "product of norms"
+        return "Gram" if steps * (size_in + size_out) < size_in * size_out else "materialised"
+
+    def squared_norms(self) -> NamedTensors:
+        of_gradients = gram_matrix(self._gradients.transpose(0, 1)) if "Gram" in self.kernels() else self._gradients
+        for name, inputs in self._inputs:
+            size_in, size_out = inputs.shape[2], self._gradients.shape[2]
+            match self._kernel(inputs):
+                case "product of norms":
+                    yield name, squared_row_norms(inputs[0]) * squared_row_norms(self._gradients[0])
+                case "Gram":
+                    of_inputs = gram_matrix(inputs.transpose(0, 1))
+                    again = partial(self._materialised_norms, inputs)
+                    yield name, norms_from_grams(of_inputs, of_gradients, size_in + size_out, again)
+                case _:
+                    yield name, self._materialised_norms(inputs)
+        if self._biases:
+            norms = squared_row_norms(self._gradients.sum(0))
+            yield from ((name, norms) for name in self._biases)
+
+    def weighted_sums(self, weights: Mapping[str, Tensor]) -> NamedTensors:
+        for name, inputs in self._inputs:
+            by_record = inputs.transpose(0, 1)  # the inputs, because they are smaller than the gradients
+            product = scale_rows(weights[name], by_record, self._gradients).transpose(0, 1)
+            yield name, self._gradients.flatten(0, 1).T @ product.flatten(0, 1)
+        if self._biases:
+            totals = self._gradients.sum(0)
+            yield from ((name, weighted_sum(weights[name], totals)) for name in self._biases)
+
+    def rows(self, records: slice) -> NamedTensors:
+        for name, inputs in self._inputs:
+            yield name, self._materialise(inputs, records)
+        for name in self._biases:
+            yield name, self._gradients[:, records].sum(0)
+
+    def _materialised_norms(self, inputs: Tensor, records: Tensor | None = None) -> Tensor:
+        gradients = self._gradients
+        if records is not None:
+            inputs, gradients = inputs[:, records], gradients[:, records]
+        parts = split_records(inputs.shape[1], inputs.shape[2] * gradients.shape[2])
+        norms = torch.cat(
+            [squared_row_norms(_sum_outer_products(gradients[:, part], inputs[:, part])) for part in parts]
+        )
+        magnitudes = squared_row_norms(inputs.transpose(0, 1)) * squared_row_norms(gradients.transpose(0, 1))
+        return norms + rounding_margin(inputs.shape[0], inputs.dtype) * magnitudes
+
+    def _materialise(self, inputs: Tensor, records: slice) -> Tensor:
+        return _sum_outer_products(self._gradients[:, records], inputs[:, records])
+
+    def zero_records(self, records: Tensor) -> None:
+        silent = records[:, None]
+        self._gradients = self._gradients.masked_fill(silent, 0)
+        self._inputs = [(name, inputs.masked_fill(silent, 0)) for name, inputs in self._inputs]
+
+
+def _sum_outer_products(gradients: Tensor, inputs: Tensor) -> Tensor:
+    """Σ_t β_t ⊗ a_t, (b, out, in)."""
+    return gradients.permute(1, 2, 0) @ inputs.transpose(0, 1)
 
 
 class RecurrentUse:
@@ -34,42 +123,42 @@ class RecurrentUse:
 
     def __init__(self, names: Mapping[str, str], inputs: Tensor, recurrence: Recurrence):
         self.names, self._inputs, self._recurrence = names, inputs, recurrence
-        self._products: list[Products] = []
+        self._products: list[TimeProducts] = []
 
     def receive(self, output_gradient: Tensor) -> None:
         """The gradient of the projected input; the recurrence has those of the other products."""
         recurrence, names = self._recurrence, self.names
         if recurrence.hidden_gradients is None:
             inputs = {"weight_ih": self._inputs, "weight_hh": recurrence.before}
-            self._products = [Products(names, output_gradient, inputs, ["bias_ih", "bias_hh"])]
+            self._products = [TimeProducts(names, output_gradient, inputs, ["bias_ih", "bias_hh"])]
         else:
             self._products = [
-                Products(names, output_gradient, {"weight_ih": self._inputs}, ["bias_ih"]),
-                Products(names, recurrence.hidden_gradients, {"weight_hh": recurrence.before}, ["bias_hh"]),
+                TimeProducts(names, output_gradient, {"weight_ih": self._inputs}, ["bias_ih"]),
+                TimeProducts(names, recurrence.hidden_gradients, {"weight_hh": recurrence.before}, ["bias_hh"]),
             ]
         if isinstance(recurrence, LSTMRecurrence) and "weight_hr" in names:
             inputs = {"weight_hr": recurrence.cell_outputs}
-            self._products.append(Products(names, recurrence.output_gradients, inputs, []))
+            self._products.append(TimeProducts(names, recurrence.output_gradients, inputs, []))
 
     @property
     def kernel(self) -> str:
         return ", ".join(sorted(set().union(*(products.kernels() for products in self._products))))
 
     def squared_norms(self) -> dict[str, Tensor]:
-        return _added(products.squared_norms() for products in self._products)
+        return _sum_by_name(products.squared_norms() for products in self._products)
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return _added(products.weighted_sums(weights) for products in self._products)
+        return _sum_by_name(products.weighted_sums(weights) for products in self._products)
 
     def rows(self, name: str, records: slice) -> Tensor:
-        return _added(products.rows(records) for products in self._products)[name]
+        return _sum_by_name(products.rows(records) for products in self._products)[name]
 
-    def silence(self, records: Tensor) -> None:
+    def zero_records(self, records: Tensor) -> None:
         for products in self._products:
-            products.silence(records)
+            products.zero_records(records)
 
 
-def _added(parts: Iterable[Named]) -> dict[str, Tensor]:
+def _sum_by_name(parts: Iterable[NamedTensors]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for part in parts:
         for name, value in part:
@@ -77,7 +166,7 @@ def _added(parts: Iterable[Named]) -> dict[str, Tensor]:
     return found
 
 
-class _Layers:
+class _RecurrentRunner:
     """The directions of a recurrent module in the scratch copy, each run as a recurrence that the engine watches."""
 
     def __init__(self, module: nn.Module, path: str, names: Mapping[str, str], engine: OnePass):
@@ -100,30 +189,30 @@ class _Layers:
         owned = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
         weights = {own: parameters[own + suffix] for own in owned if own + suffix in parameters}
         names = {own: self._names[own + suffix] for own in owned if own + suffix in self._names}
-        recurrence = _kind(self._module)(weights, backwards, moving)
+        recurrence = _recurrence_type(self._module)(weights, backwards, moving)
         bias: Tensor | None = weights.get("bias_ih")
         if bias is not None and recurrence.bias_joins_input:
             bias = bias + weights["bias_hh"]
         projected = linear(inputs, weights["weight_ih"], bias)
         if names:
-            use = RecurrentUse(names, self._engine.note(self._path, inputs, batch_dimension=1), recurrence)
-            projected = self._engine.watch(use, projected, batch_dimension=1)
-        if (witness := self._engine.witness) is not None:
-            witness.require_rows(f"what {self._path} goes through in time", projected, 1)
+            use = RecurrentUse(names, self._engine.save_input(self._path, inputs, batch_dimension=1), recurrence)
+            projected = self._engine.tap_output(use, projected, batch_dimension=1)
+        if (checker := self._engine.checker) is not None:
+            checker.require_rows(f"what {self._path} goes through in time", projected, 1)
             for state in initial:
-                witness.require_rows(f"the first state of {self._path}", state, 0)
-            return witness.kernel(
+                checker.require_rows(f"the first state of {self._path}", state, 0)
+            return checker.kernel(
                 lambda: (
-                    witness.made((*projected.shape[:2], initial[0].shape[1]), 1, projected),
-                    *(witness.made(tuple(state.shape), 0, projected) for state in initial),
+                    checker.make_traced((*projected.shape[:2], initial[0].shape[1]), 1, projected),
+                    *(checker.make_traced(tuple(state.shape), 0, projected) for state in initial),
                 ),
                 projected,
                 *initial,
             )
-        results: tuple[Tensor, ...] = Unrolled.apply(recurrence, projected, *initial)
+        results: tuple[Tensor, ...] = UnrolledRecurrence.apply(recurrence, projected, *initial)
         return results
 
-    def refuse_unbatched(self, inputs: Tensor, dimensions: int) -> None:
+    def require_batched(self, inputs: Tensor, dimensions: int) -> None:
         if inputs.dim() != dimensions:
             raise UnsupportedModel(
                 f"{self._path} ({type(self._module).__name__}) is called with an input of shape {tuple(inputs.shape)}, which has no "
@@ -131,7 +220,7 @@ class _Layers:
             )
 
 
-def _kind(module: nn.Module) -> type[Recurrence]:
+def _recurrence_type(module: nn.Module) -> type[Recurrence]:
     if isinstance(module, (nn.LSTM, nn.LSTMCell)):
         return LSTMRecurrence
     if isinstance(module, (nn.GRU, nn.GRUCell)):
@@ -139,9 +228,9 @@ def _kind(module: nn.Module) -> type[Recurrence]:
     return ReluRecurrence if module.nonlinearity == "relu" else TanhRecurrence
 
 
-def replace_layers(module: nn.RNNBase, path: str, names: Mapping[str, str], engine: OnePass) -> None:
+def replace_recurrent_layers(module: nn.RNNBase, path: str, names: Mapping[str, str], engine: OnePass) -> None:
     """Run an `nn.RNN`, `nn.LSTM` or `nn.GRU` of the scratch copy as recurrences, layer by layer and direction by direction."""
-    layers = _Layers(module, path, names, engine)
+    layers = _RecurrentRunner(module, path, names, engine)
     is_lstm = isinstance(module, nn.LSTM)
     directions = 2 if module.bidirectional else 1
 
@@ -153,10 +242,10 @@ def replace_layers(module: nn.RNNBase, path: str, names: Mapping[str, str], engi
                 moving = (torch.arange(sequence.shape[0])[:, None] < lengths).unsqueeze(2).to(sequence.device)
             checked, batch_sizes = input.data, input.batch_sizes
         else:
-            layers.refuse_unbatched(input, 3)
+            layers.require_batched(input, 3)
             sequence = input.transpose(0, 1).contiguous() if module.batch_first else input
             checked, batch_sizes = input, None
-        given: Any = _initial(module, sequence) if hx is None else hx if is_lstm else (hx,)
+        given: Any = _zero_state(module, sequence) if hx is None else hx if is_lstm else (hx,)
         module.check_forward_args(checked, given if is_lstm else given[0], batch_sizes)
         finals = []
         for layer in range(module.num_layers):
@@ -170,7 +259,7 @@ def replace_layers(module: nn.RNNBase, path: str, names: Mapping[str, str], engi
             if module.dropout and layer < module.num_layers - 1:
                 sequence = dropout(sequence, module.dropout, module.training)
         if isinstance(input, PackedSequence):
-            output: Any = _packed(sequence, lengths, input)
+            output: Any = _pack_again(sequence, lengths, input)
         else:
             output = sequence.transpose(0, 1) if module.batch_first else sequence
         states = tuple(torch.stack(state) for state in zip(*finals, strict=True))
@@ -179,7 +268,7 @@ def replace_layers(module: nn.RNNBase, path: str, names: Mapping[str, str], engi
     module.forward = forward
 
 
-def _initial(module: nn.RNNBase, sequence: Tensor) -> tuple[Tensor, ...]:
+def _zero_state(module: nn.RNNBase, sequence: Tensor) -> tuple[Tensor, ...]:
     count = module.num_layers * (2 if module.bidirectional else 1)
     hidden = sequence.new_zeros(count, sequence.shape[1], module.proj_size or module.hidden_size)
     if not isinstance(module, nn.LSTM):
@@ -187,7 +276,7 @@ def _initial(module: nn.RNNBase, sequence: Tensor) -> tuple[Tensor, ...]:
     return hidden, sequence.new_zeros(count, sequence.shape[1], module.hidden_size)
 
 
-def _packed(sequence: Tensor, lengths: Tensor, like: PackedSequence) -> PackedSequence:
+def _pack_again(sequence: Tensor, lengths: Tensor, like: PackedSequence) -> PackedSequence:
     """Records are in their own order here; `like` has them by falling length."""
     if like.sorted_indices is not None:
         sequence, lengths = sequence.index_select(1, like.sorted_indices), lengths[like.sorted_indices.cpu()]
@@ -195,13 +284,13 @@ def _packed(sequence: Tensor, lengths: Tensor, like: PackedSequence) -> PackedSe
     return PackedSequence(packed.data, like.batch_sizes, like.sorted_indices, like.unsorted_indices)
 
 
-def replace_cell(module: nn.RNNCellBase, path: str, names: Mapping[str, str], engine: OnePass) -> None:
+def replace_recurrent_cell(module: nn.RNNCellBase, path: str, names: Mapping[str, str], engine: OnePass) -> None:
     """Run an `nn.RNNCell`, `nn.LSTMCell` or `nn.GRUCell` of the scratch copy as a recurrence of one step."""
-    layers = _Layers(module, path, names, engine)
+    layers = _RecurrentRunner(module, path, names, engine)
     is_lstm = isinstance(module, nn.LSTMCell)
 
     def forward(input: Tensor, hx: Any = None) -> Any:  # noqa: A002, the module's own name
-        layers.refuse_unbatched(input, 2)
+        layers.require_batched(input, 2)
         if hx is None:
             zeros = input.new_zeros(input.shape[0], module.hidden_size)
             hx = (zeros, zeros) if is_lstm else zeros

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+from apportion.errors import WrongOrder
+
+_STANDARD_ATTRIBUTES = frozenset(vars(nn.Module()))
 _MISSING = object()
 
 
@@ -29,17 +31,17 @@ class ModuleState:
             (register, dict(register))
             for _, attributes in self._modules
             for name, register in attributes.items()
-            if name in _OF_EVERY_MODULE and isinstance(register, dict)
+            if name in _STANDARD_ATTRIBUTES and isinstance(register, dict)
         ]
         self._containers: list[tuple[nn.Module, Any, Any]] = []
         plain: list[Tensor] = []
         seen: set[int] = set()
         for module, attributes in self._modules:
-            own = (value for name, value in attributes.items() if name not in _OF_EVERY_MODULE)
+            own = (value for name, value in attributes.items() if name not in _STANDARD_ATTRIBUTES)
             self._collect(module, own, plain, seen)
         # an attribute may be another view of a weight, which moves
-        weights = {_place(parameter) for parameter in model.parameters()}
-        tensors = [tensor for tensor in (*plain, *model.buffers()) if _place(tensor) not in weights]
+        weights = {_storage_address(parameter) for parameter in model.parameters()}
+        tensors = [tensor for tensor in (*plain, *model.buffers()) if _storage_address(tensor) not in weights]
         self._tensors = [(tensor, tensor.detach(), tensor.detach().clone()) for tensor in tensors]
 
     def _collect(self, owner: nn.Module, values: Iterable[Any], tensors: list[Tensor], seen: set[int]) -> None:
@@ -53,7 +55,7 @@ class ModuleState:
                     self._containers.append((owner, value, copy.copy(value)))
                 self._collect(owner, value.values() if isinstance(value, dict) else value, tensors, seen)
 
-    def changed(self) -> tuple[nn.Module, str] | None:
+    def find_change(self) -> tuple[nn.Module, str] | None:
         """The first attribute that is not as it was, and its module; `None` if all are."""
         for module, before in self._modules:
             now = _attributes(module)
@@ -88,13 +90,13 @@ class ModuleState:
                 (container.update if isinstance(container, (dict, set)) else container.extend)(content)
         with torch.no_grad():
             for tensor, room, values in self._tensors:
-                if _place(tensor) != _place(room) or tensor.shape != room.shape:
+                if _storage_address(tensor) != _storage_address(room) or tensor.shape != room.shape:
                     tensor.data = room
                 if not torch.equal(room, values):  # autograd may have kept what was not written to
                     room.copy_(values)
 
 
-class Forgetful:
+class StatelessLoss:
     """A loss that is a module: whatever it keeps of a record is gone when it is called again."""
 
     def __init__(self, loss: nn.Module):
@@ -121,5 +123,31 @@ def _equal(one: Any, other: Any) -> bool:
     )
 
 
-def _place(tensor: Tensor) -> int:
+def _storage_address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
+
+
+_REMEDY = (
+    "Change the model before the private run begins, or end this run and begin another one for the rest of the budget"
+)
+
+
+class ModelStructure:
+    """Which modules a model is made of, and which of its parameters learn. Values may change, this may not."""
+
+    def __init__(self, model: nn.Module):
+        self._modules = dict(model.named_modules())
+        self._learns = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+
+    def require_same(self, model: nn.Module) -> None:
+        """Refuse a model that was rebuilt since: its copies inside the engine would go on as before."""
+        modules = dict(model.named_modules())
+        for path in self._modules | modules:
+            if self._modules.get(path) is not modules.get(path):
+                done = "added" if path not in self._modules else "replaced" if path in modules else "removed"
+                raise WrongOrder(f"the module {path!r} was {done} after the private run had begun. {_REMEDY}")
+        learns = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+        for name in self._learns | learns:
+            if self._learns.get(name) != learns.get(name):
+                done = {True: "made to learn", False: "frozen", None: "removed"}[learns.get(name)]
+                raise WrongOrder(f"the parameter {name!r} was {done} after the private run had begun. {_REMEDY}")

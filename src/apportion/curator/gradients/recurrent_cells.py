@@ -200,7 +200,7 @@ class GRURecurrence(Recurrence):
         return [torch.addmm(of_hidden * self._keep[t], of_product, self._weights["weight_hh"])]
 
 
-class Unrolled(torch.autograd.Function):
+class UnrolledRecurrence(torch.autograd.Function):
     """A recurrence as one operation of autograd: (recurrence, projected input, initial state) → (hidden states, final state)."""
 
     @staticmethod
