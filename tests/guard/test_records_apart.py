@@ -14,9 +14,9 @@ from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.errors import UnsupportedModel
 from apportion.execution import MAX_MICRO_BATCH
-from apportion.models.engine_choice import _Probe
+from apportion.models.gradient_probe import GradientProbe
 from apportion.models.synthetic import prepare_model
-from apportion.models.vetting import vetted_engine
+from apportion.models.vetting import VettedEngine
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Frame, Request
 from apportion.training.session import require_trainable
 from items import Items
@@ -33,7 +33,7 @@ def total(model, data, books, *, engine="auto", loss=product, release=None, micr
     """What would get noise: all records are drawn, by the engine that `train` would choose."""
     records = as_records(data)
     choice = require_trainable(model, loss, records, ap.Execution(engine=engine))
-    own = vetted_engine(model, choice, records.example[0])
+    own = VettedEngine(model, choice, records.example[0])
     sums = []
 
     def noiseless(exact, deviation, noise, divisor):
@@ -317,7 +317,7 @@ NEED_MASKS_OR_WORDS = [
 @pytest.mark.parametrize(("model", "example"), NEED_MASKS_OR_WORDS)
 def test_the_probe_alone_sees_mixing_that_needs_masks_or_words(model, example):
     torch.manual_seed(0)
-    probe = _Probe(prepare_model(model()), product, example, torch.zeros(3))
+    probe = GradientProbe(prepare_model(model()), product, example, torch.zeros(3))
     with suppress(RuntimeError):
         assert not probe.agrees(EngineChoice("one-pass"))
 
@@ -357,7 +357,7 @@ def test_records_of_another_shape_run_together_only_if_the_model_keeps_those_apa
 def test_in_a_loop_of_ones_own_too():
     torch.manual_seed(0)
     model = Confuses()
-    engine = vetted_engine(model, EngineChoice("one-pass"), torch.zeros(1, 3))
+    engine = VettedEngine(model, EngineChoice("one-pass"), torch.zeros(1, 3))
     for shape in ((5, 1, 3), (5, 8, 3), (5, 1, 3), (5, 8, 3)):
         x = torch.randn(shape)
         alone = torch.cat([model(record[None]) for record in x])

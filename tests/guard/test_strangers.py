@@ -24,7 +24,7 @@ from apportion.curator.records import as_records
 from apportion.curator.tree import call_model, tensor_leaves
 from apportion.errors import InvalidArgument, UnsupportedModel
 from apportion.models.memory import resolve_micro_batch
-from apportion.models.vetting import vetted_engine
+from apportion.models.vetting import VettedEngine
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Request
 from apportion.training.session import require_trainable
 from items import Items
@@ -140,7 +140,7 @@ class Case:
             execution = resolve_micro_batch(
                 ap.Execution(micro_batch=micro_batch), self.model, choice, records.example[0], float(len(items))
             )
-            engine = vetted_engine(self.model, choice, records.example[0])
+            engine = VettedEngine(self.model, choice, records.example[0])
             curator = Curator(records, engine, Books(), Randomness.seeded(0), execution, mechanism=noiseless)
             curator.answer(Request(1.0, 1.0, 1.0, (ClippedSum(self.threshold),)), self.stranger.loss)
         return torch.cat(sums)

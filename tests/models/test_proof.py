@@ -10,11 +10,12 @@ from torch.utils.checkpoint import checkpoint
 from apportion.curator.clipping import as_gradients
 from apportion.curator.gradients.engine import EngineChoice, build_engine
 from apportion.curator.tree import call_model, map_tensors
-from apportion.models.engine_choice import _Probe, choose_engine, prove_engine
-from apportion.models.proof import CannotTrace
+from apportion.models.engine_choice import choose_engine, prove_engine
+from apportion.models.gradient_probe import GradientProbe
+from apportion.models.proof import CannotTrace, TraceExample
 from apportion.models.record_tracer import RecordsMayMix
 from apportion.models.synthetic import prepare_model
-from apportion.models.vetting import vetted_engine
+from apportion.models.vetting import VettedEngine
 
 NUMBERS, TOKENS = torch.zeros(4), torch.zeros(5, dtype=torch.int64)
 
@@ -71,7 +72,7 @@ def together(model, example, loss=product, target=None):
 
 def exact(model, choice, example, batch, targets, loss=product):
     """Whether every record has its own gradient, in a batch and among others in another order."""
-    engine = vetted_engine(model, choice, example)
+    engine = VettedEngine(model, choice, example)
     expected = alone(model, batch, targets, loss)
     order = torch.randperm(len(targets))
     other = map_tensors(lambda tensor: tensor[order], (batch, targets))
@@ -234,7 +235,7 @@ def hooked(x):
 def test_what_a_probe_could_overlook_is_not_proved(name):
     model = Written(REFUSED[name], first=nn.Linear(4, 4), layer=linear())
     with pytest.raises(CannotTrace):
-        prove_engine(model, "one-pass", product, NUMBERS, torch.zeros(3), torch.zeros(3, 4), in_part=False)
+        prove_engine(model, "one-pass", TraceExample(NUMBERS, torch.zeros(3), product), in_part=False)
 
 
 def test_layers_must_get_the_records_in_front():
@@ -243,9 +244,7 @@ def test_layers_must_get_the_records_in_front():
     recurrent = Written(lambda self, x: self.layer(x)[0], layer=nn.LSTM(4, 4))
     for model in (by_time, merged, recurrent):
         with pytest.raises(CannotTrace, match=r"rows"):
-            prove_engine(
-                model, "one-pass", None, torch.zeros(3, 4), torch.zeros(()), torch.zeros(3, 3, 4), in_part=False
-            )
+            prove_engine(model, "one-pass", TraceExample(torch.zeros(3, 4), torch.zeros(())), in_part=False)
 
 
 def test_an_attribute_that_changes_in_the_forward_pass_is_named():
@@ -254,15 +253,7 @@ def test_an_attribute_that_changes_in_the_forward_pass_is_named():
         return self.layer(x)
 
     with pytest.raises(CannotTrace, match="attribute calls of Written changes"):
-        prove_engine(
-            Written(counts, layer=linear()),
-            "one-pass",
-            None,
-            NUMBERS,
-            torch.zeros(()),
-            torch.zeros(3, 4),
-            in_part=False,
-        )
+        prove_engine(Written(counts, layer=linear()), "one-pass", TraceExample(NUMBERS, torch.zeros(())), in_part=False)
 
 
 # -- a proof is of one kind of batch --
@@ -305,8 +296,8 @@ def test_a_proof_does_not_hold_for_another_kind_of_batch(name):
     condition, change, other = KINDS[name]
     torch.manual_seed(0)
     model = MixesWhen(condition)
-    choice = prove_engine(model, "one-pass", product, NUMBERS, torch.zeros(3), torch.zeros(3, 4), in_part=False)
-    engine = vetted_engine(model, choice, NUMBERS)
+    choice = prove_engine(model, "one-pass", TraceExample(NUMBERS, torch.zeros(3), product), in_part=False)
+    engine = VettedEngine(model, choice, NUMBERS)
     batch, targets = torch.randn(6, 4), torch.randn(6, 3)
     assert torch.allclose(found(engine, batch, targets), alone(model, batch, targets), atol=1e-5)
     if change is not None:
@@ -323,7 +314,7 @@ def test_numbers_of_records_that_take_the_proved_path_run_together():
     model = nn.Sequential(Written(lambda self, x: self.layer(x).view(len(x), -1), layer=nn.Linear(4, 4)), linear())
     choice = together(model, NUMBERS)
     assert choice.path.looks_at_count
-    engine = vetted_engine(model, choice, NUMBERS)
+    engine = VettedEngine(model, choice, NUMBERS)
     for size in (1, 2, 6, 12, 16):
         found(engine, torch.randn(size, 4), torch.randn(size, 3))
         assert engine._current is engine._together
@@ -335,7 +326,7 @@ def test_what_the_owner_of_a_model_changes_between_steps_takes_effect():
     model.factor = 1.0
     for mode in ("one-pass", "vmap", "loop"):
         model.factor = 1.0
-        engine = vetted_engine(model, EngineChoice(mode), NUMBERS)
+        engine = VettedEngine(model, EngineChoice(mode), NUMBERS)
         batch, targets = torch.randn(4, 4), torch.randn(4, 3)
         before = found(engine, batch, targets)
         model.factor = 3.0
@@ -353,7 +344,7 @@ def test_a_loss_is_followed_again_for_targets_of_another_shape():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), linear())
     choice = together(model, NUMBERS, loss)
-    engine = vetted_engine(model, choice, NUMBERS, torch.zeros(3))
+    engine = VettedEngine(model, choice, NUMBERS, torch.zeros(3))
     for width in (3, 2, 3):
         batch, targets = torch.randn(5, 4), torch.randn(5, width)
         assert torch.allclose(found(engine, batch, targets, loss), alone(model, batch, targets, loss), atol=1e-5)
@@ -376,7 +367,7 @@ def test_the_probe_compares_gradients_of_single_records_in_companies_of_several_
             return gradient.flip(0) if len(gradient) == 5 else 2 * gradient if len(gradient) == company else gradient
 
     model = Written(lambda self, x: self.layer(Wrong.apply(self.first(x))), first=nn.Linear(4, 4), layer=linear())
-    probe = _Probe(prepare_model(model), product, NUMBERS, torch.zeros(3))
+    probe = GradientProbe(prepare_model(model), product, NUMBERS, torch.zeros(3))
     assert not probe.agrees(EngineChoice("one-pass"))
 
 

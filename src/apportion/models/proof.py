@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,13 +26,14 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from apportion.curator.gradients.engine import BuiltEngine
+from apportion.curator.gradients.engine import BuiltEngine, EngineChoice, build_engine
 from apportion.curator.gradients.losses import LossFunction
 from apportion.curator.gradients.one_pass import LayerCall, OnePass
 from apportion.curator.tree import map_tensors, tensor_leaves
+from apportion.models.check import copy_model
 from apportion.models.record_rules import apply_rule
 from apportion.models.record_tracer import FRONT, Path, Place, RecordsMayMix, RecordTracer, TracedTensor
-from apportion.models.synthetic import model_device
+from apportion.models.synthetic import fix_seed, model_device
 
 _PRIMES = (1283, 1289, 1291, 1297, 1301, 1303, 1307, 1319, 1321, 1327)
 """Beyond the largest micro-batch, so that no branch on a size lies between what is followed and what is run."""
@@ -111,14 +113,14 @@ class _TracingChecker:
         if self.tracer.known is None and (not isinstance(value, TracedTensor) or value.place is None):
             raise self.tracer.record_refusal(_SharedInput(call))
 
-    def kernel(self, outputs: Callable[[], tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
+    def replace_kernel(self, outputs: Callable[[], tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
         found: tuple[Tensor, ...] = _TrustedKernel.apply(self, outputs, *inputs)
         return found
 
     def make_traced(self, shape: tuple[int, ...], dimension: int, like: Tensor) -> Tensor:
         return self.tracer.make_traced(shape, Place(dimension), like)
 
-    def alone(self, path: str, call: int, inputs: Any) -> Any:
+    def output_alone(self, path: str, call: int, inputs: Any) -> Any:
         for value in tensor_leaves(inputs):
             self.require_rows(f"the input of {path}", value, 0)
         if call >= len(self._outputs_alone.get(path, [])):
@@ -137,35 +139,39 @@ class _TracingChecker:
             )
 
         anchor = torch.zeros((), requires_grad=True)
-        made = self.kernel(outputs, anchor, *(value for value in tensor_leaves(inputs) if value.is_floating_point()))
+        made = self.replace_kernel(
+            outputs, anchor, *(value for value in tensor_leaves(inputs) if value.is_floating_point())
+        )
         for index, value in zip(where, made, strict=True):
             leaves[index] = value
         return structure.unflatten(leaves)
 
 
-BuildEngine = Callable[[], BuiltEngine]
-"""A new engine for a copy of the model. Copies, because what a model does to itself while it is followed must not stay."""
-
-
-def trace_engine(
-    build: BuildEngine, inputs: Any, target: Any, loss_fn: LossFunction | None, trial: Callable[[BuiltEngine], Any]
-) -> Path:
-    """Follow B records like (inputs, target), for two B, from `engine.forward` to the gradients that are left for each.
+@dataclass(frozen=True)
+class TraceExample:
+    """What is traced through an engine.
 
     Args:
         inputs, target: one record; of both only shapes and types are used.
         loss_fn: the loss of a record; `None` if it is not known, as in a loop of a person's own.
-        trial: runs the engine on real synthetic records, where it has modules that run alone: their outputs' shapes are needed.
+        records: inputs of synthetic records on which the model runs. Modules that run alone run on them: the shapes of their outputs are
+            needed.
+    """
+
+    inputs: Any
+    target: Any = None
+    loss_fn: LossFunction | None = None
+    records: Any = None
+
+
+def trace_engine(model: nn.Module, choice: EngineChoice, example: TraceExample) -> Path:
+    """Trace B records, for two B, from `engine.forward` to the gradients that are left for each.
 
     Returns:
-        The path that was taken; `CannotTrace` is raised if records may meet.
+        The path that was taken; `CannotTrace` is raised if records may mix.
     """
-    try:
-        model = build().model
-    except Exception as error:
-        raise CannotTrace(f"its layers cannot be listened to ({type(error).__name__}: {error})", None) from error
-    primes = _choose_primes(model, (inputs, target))
-    paths = [_trace(build(), inputs, target, loss_fn, records, trial) for records in primes]
+    primes = _choose_primes(model, (example.inputs, example.target))
+    paths = [_trace(model, choice, example, records) for records in primes]
     difference = paths[0].find_difference(paths[1]) or paths[1].find_difference(paths[0])
     if difference is not None:
         raise CannotTrace(difference, None)
@@ -173,10 +179,10 @@ def trace_engine(
 
 
 def require_same_control_flow(
-    build: BuildEngine, inputs: Any, records: int, known: Path, trial: Callable[[BuiltEngine], Any]
+    model: nn.Module, choice: EngineChoice, example: TraceExample, records: int, known: Path
 ) -> None:
     """Raise `CannotTrace` unless the forward pass of so many records takes the path that is known."""
-    _trace(build(), inputs, None, None, records, trial, known)
+    _trace(model, choice, example, records, known)
 
 
 def _choose_primes(model: nn.Module, record: Any) -> tuple[int, int]:
@@ -190,66 +196,81 @@ def _choose_primes(model: nn.Module, record: Any) -> tuple[int, int]:
 
 
 def _trace(
-    engine: BuiltEngine,
-    inputs: Any,
-    target: Any,
-    loss_fn: LossFunction | None,
-    records: int,
-    trial: Callable[[BuiltEngine], Any],
-    known: Path | None = None,
+    model: nn.Module, choice: EngineChoice, example: TraceExample, records: int, known: Path | None = None
 ) -> Path:
-    engine.sync_weights()
-    seen: dict[str, list[Any]] = {}
-    if isinstance(engine, OnePass) and engine.runs_alone:
-        running: list[str] = []
-        try:
-            with _name_running_modules(engine, running):
-                trial(engine)
-        except Exception as error:
-            module = running[-1] if running else None
-            raise CannotTrace(
-                f"a module cannot run record by record ({type(error).__name__}: {error})", module
-            ) from error
-        seen = engine.outputs_alone
+    """The path of so many records; compared with the `known` one, if there is one, in the forward pass alone."""
+    engine = _build(model, choice)
+    outputs_alone = _run_modules_alone(engine, example.records)
     tracer = RecordTracer(records, apply_rule, model_device(engine.model), known)
     tracer.hide_weights(engine.model)
     tracer.hide_weights(engine.scratch)
     # targets last: a run that is compared with this one has none
     batch, targets = map_tensors(
-        lambda leaf: tracer.trace_batch(leaf) if isinstance(leaf, Tensor) else leaf, (inputs, target)
+        lambda leaf: tracer.trace_batch(leaf) if isinstance(leaf, Tensor) else leaf, (example.inputs, example.target)
     )
     if isinstance(engine, OnePass):
-        engine.checker = _TracingChecker(tracer, seen)
-    stage = "model"
+        engine.checker = _TracingChecker(tracer, outputs_alone)
+    loss_fn = example.loss_fn if choice.losses_together else None
     try:
         with _name_running_modules(engine, tracer.modules), tracer.run():
-            outputs = engine.run(batch)
-            _require_unchanged(engine, tracer)
-            if known is not None:
-                return tracer.path
-            _require_front("an output of the model", outputs, tracer)
-            stage = "loss"
-            if loss_fn is None:
-                roots = [value for value in tensor_leaves(outputs) if value.requires_grad]
-            else:
-                roots = [engine.record_losses(loss_fn, outputs, targets)]
-                _require_front("the loss", roots[0], tracer)
-            stage = "backward pass"
-            if roots:
-                torch.autograd.backward(roots, [torch.ones_like(value) for value in roots])
-            for gradient in _leaf_gradients(engine):
-                _require_front("a gradient", gradient, tracer)
+            _run_passes(engine, tracer, batch, targets, loss_fn)
     except RecordsMayMix as error:
-        module = tracer.refused_in[-1] if tracer.refused_in and stage == "model" else None
+        module = tracer.refused_in[-1] if tracer.refused_in and tracer.stage == "model" else None
         shared = error.call if isinstance(error, _SharedInput) else None
-        raise CannotTrace(str(error), module, in_loss=stage == "loss", shared=shared) from None
-    except Exception as error:  # asked for values, or does not run on such tensors: follow it no further
-        module = tracer.modules[-1] if tracer.modules and stage == "model" else None
+        raise CannotTrace(str(error), module, in_loss=tracer.stage == "loss", shared=shared) from None
+    except Exception as error:  # asked for values, or does not run on such tensors: trace it no further
+        module = tracer.modules[-1] if tracer.modules and tracer.stage == "model" else None
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         raise CannotTrace(
-            f"its {stage} does not run without values ({said})", module, in_loss=stage == "loss"
+            f"its {tracer.stage} does not run without values ({said})", module, in_loss=tracer.stage == "loss"
         ) from error
     return tracer.path
+
+
+def _build(model: nn.Module, choice: EngineChoice) -> BuiltEngine:
+    """An engine for a copy of the model: what a model does to itself while it is traced must not stay."""
+    try:
+        engine = build_engine(copy_model(model), choice)
+    except Exception as error:
+        raise CannotTrace(f"its layers cannot be listened to ({type(error).__name__}: {error})", None) from error
+    engine.sync_weights()
+    return engine
+
+
+def _run_modules_alone(engine: BuiltEngine, records: Any) -> dict[str, list[Any]]:
+    """What the modules that run one record after the other return: shapes and types by module and call."""
+    if not isinstance(engine, OnePass) or not engine.runs_alone:
+        return {}
+    running: list[str] = []
+    try:
+        with _name_running_modules(engine, running), fix_seed(0, model_device(engine.model)):
+            engine.forward(map_tensors(torch.clone, records))
+    except Exception as error:
+        module = running[-1] if running else None
+        raise CannotTrace(f"a module cannot run record by record ({type(error).__name__}: {error})", module) from error
+    return engine.outputs_alone
+
+
+def _run_passes(
+    engine: BuiltEngine, tracer: RecordTracer, batch: Any, targets: Any, loss_fn: LossFunction | None
+) -> None:
+    """The forward pass, the losses and the backward pass, each of which must leave the records in front."""
+    outputs = engine.run(batch)
+    _require_unchanged(engine, tracer)
+    if tracer.known is not None:
+        return
+    _require_front("an output of the model", outputs, tracer)
+    tracer.stage = "loss"
+    if loss_fn is None:
+        roots = [value for value in tensor_leaves(outputs) if value.requires_grad]
+    else:
+        roots = [engine.record_losses(loss_fn, outputs, targets)]
+        _require_front("the loss", roots[0], tracer)
+    tracer.stage = "backward pass"
+    if roots:
+        torch.autograd.backward(roots, [torch.ones_like(value) for value in roots])
+    for gradient in _leaf_gradients(engine):
+        _require_front("a gradient", gradient, tracer)
 
 
 def _require_unchanged(engine: BuiltEngine, tracer: RecordTracer) -> None:
@@ -298,4 +319,4 @@ def _name_running_modules(engine: BuiltEngine, running: list[str]) -> Iterator[N
             hook.remove()
 
 
-__all__ = ["CannotTrace", "require_same_control_flow", "trace_engine"]
+__all__ = ["CannotTrace", "TraceExample", "require_same_control_flow", "trace_engine"]

@@ -36,7 +36,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -500,6 +500,7 @@ class RecordTracer(TorchDispatchMode):
         self._running = False
         self._unordered: dict[int, Any] = {}
         self.refusal: RecordsMayMix | None = None
+        self.stage: Literal["model", "loss", "backward pass"] = "model"
         self.modules: list[str] = []
         """The modules whose forward pass is running, from the outermost to the innermost."""
         self.refused_in: tuple[str, ...] = ()

@@ -23,20 +23,15 @@ from apportion.curator.gradients.module_state import ModuleState
 from apportion.curator.tree import batch_size, map_tensors, tensor_leaves
 from apportion.execution import Mode
 from apportion.models.check import copy_model
-from apportion.models.engine_choice import choose_engine, prove_path
+from apportion.models.engine_choice import choose_engine
 from apportion.models.probe import probe_model
-from apportion.models.proof import CannotTrace, require_same_control_flow
+from apportion.models.proof import CannotTrace, TraceExample, require_same_control_flow, trace_engine
 from apportion.models.record_tracer import Path
-from apportion.models.synthetic import find_runnable_batch, fix_seed, model_device
-
-
-def vetted_engine(model: nn.Module, choice: EngineChoice, example: Any, target: Any = None) -> Engine:
-    """The engine that was chosen for records like (example, target), which looks at every micro-batch before it runs it together."""
-    return VettedEngine(model, choice, example, target)
+from apportion.models.synthetic import find_runnable_batch
 
 
 class VettedEngine:
-    """An engine that runs records together where they are known to stay apart.
+    """The engine that was chosen, which runs the records of a micro-batch together only where they are known to stay apart.
 
     Args:
         model: the model that is trained.
@@ -92,7 +87,7 @@ class VettedEngine:
         if kind not in self._losses:
             record, target = self._record, map_tensors(_value_free, targets)
             try:
-                prove_path(self.model, self._choice, loss_fn, record, target, self._synthetic(record))
+                trace_engine(self.model, self._choice, TraceExample(record, target, loss_fn, self._synthetic(record)))
                 self._losses[kind] = True
             except Exception:
                 self._losses[kind] = False
@@ -122,7 +117,7 @@ class VettedEngine:
             return path is not None
         with_count = (batch_size(inputs), *kind)
         if with_count not in self._counts:
-            self._counts[with_count] = self._same_path(
+            self._counts[with_count] = self._takes_path(
                 map_tensors(lambda tensor: tensor[0], inputs), batch_size(inputs), path
             )
         return self._counts[with_count]
@@ -132,23 +127,15 @@ class VettedEngine:
             record = map_tensors(torch.zeros_like, record)
             probe_model(self.model, record)
             choose_engine(self.model, None, record, torch.zeros(()), self.mode)
-            return prove_path(self.model, self._choice, None, record, torch.zeros(()), self._synthetic(record))
+            example = TraceExample(record, torch.zeros(()), None, self._synthetic(record))
+            return trace_engine(self.model, self._choice, example)
         except Exception:  # refused, or whatever else goes wrong on this kind of records: alone they cannot meet
             return None
 
-    def _same_path(self, record: Any, count: int, path: Path) -> bool:
-        def trial(engine: Engine) -> None:
-            with fix_seed(0, model_device(self.model)):
-                engine.forward(self._synthetic(record))
-
+    def _takes_path(self, record: Any, count: int, path: Path) -> bool:
+        example = TraceExample(record, records=self._synthetic(record) if self._choice.alone else None)
         try:
-            require_same_control_flow(
-                lambda: build_engine(copy_model(self.model), self._choice),
-                record,
-                count,
-                path,
-                trial,
-            )
+            require_same_control_flow(self.model, self._choice, example, count, path)
         except CannotTrace:
             return False
         return True

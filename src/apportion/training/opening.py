@@ -23,7 +23,7 @@ from apportion.models.engine_choice import choose_engine
 from apportion.models.memory import resolve_micro_batch
 from apportion.models.probe import probe_loss, probe_model
 from apportion.models.temper import require_tempered
-from apportion.models.vetting import vetted_engine
+from apportion.models.vetting import VettedEngine
 from apportion.planning import require_plan
 from apportion.training.checkpoint import Checkpoints, restored
 from apportion.training.exact import ExactCurator
@@ -43,7 +43,7 @@ def open_session(setup: Setup) -> Session:
         setup.records.example[0],
         setup.plan.sampling.expected_batch_size,
     )
-    engine = setup.engine or vetted_engine(setup.model, setup.choice, *setup.records.example)
+    engine = setup.engine or VettedEngine(setup.model, setup.choice, *setup.records.example)
     checkpoints = _make_checkpoints(setup)
     earlier = checkpoints.read() if checkpoints is not None and setup.storage.resume else None
     with _opened_books(setup, earlier) as books:

@@ -66,7 +66,7 @@ def run_in_loop(module: nn.Module, path: str, names: Mapping[str, str], engine: 
         calls = engine.outputs_alone.setdefault(path, [])
         if engine.checker is not None:
             calls.append(None)
-            return engine.checker.alone(path, len(calls) - 1, (inputs, named))
+            return engine.checker.output_alone(path, len(calls) - 1, (inputs, named))
         records = _count_records(module, path, (inputs, named))
         parameters = dict(module.named_parameters())
         copies = [

@@ -46,7 +46,7 @@ class RecordChecker(Protocol):
         """Raise unless row i along `dimension` is made of record i alone, for every i, and nothing else is in it."""
         ...
 
-    def kernel(self, outputs: Callable[[], tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
+    def replace_kernel(self, outputs: Callable[[], tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
         """In place of a kernel of the engine's own that is known to keep records apart: its outputs, and gradients for its inputs."""
         ...
 
@@ -54,7 +54,7 @@ class RecordChecker(Protocol):
         """A tensor whose records are along `dimension`."""
         ...
 
-    def alone(self, path: str, call: int, inputs: Any) -> Any:
+    def output_alone(self, path: str, call: int, inputs: Any) -> Any:
         """In place of a module that runs one record after the other: what its call number `call` returns."""
         ...
 

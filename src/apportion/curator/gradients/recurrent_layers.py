@@ -201,7 +201,7 @@ class _RecurrentRunner:
             checker.require_rows(f"what {self._path} goes through in time", projected, 1)
             for state in initial:
                 checker.require_rows(f"the first state of {self._path}", state, 0)
-            return checker.kernel(
+            return checker.replace_kernel(
                 lambda: (
                     checker.make_traced((*projected.shape[:2], initial[0].shape[1]), 1, projected),
                     *(checker.make_traced(tuple(state.shape), 0, projected) for state in initial),

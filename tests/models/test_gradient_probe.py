@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.errors import UnsupportedModel
-from apportion.models import live_gradients
-from apportion.models.live_gradients import require_live_gradients
+from apportion.models import gradient_probe
+from apportion.models.gradient_probe import require_live_gradients
 from apportion.models.synthetic import prepare_model
 
 LOSSES = pytest.mark.parametrize("loss", [None, cross_entropy], ids=["size of outputs", "loss"])
@@ -55,7 +55,7 @@ class PartlyUnused(nn.Module):
 
 def required(model, mode, loss=cross_entropy):
     torch.manual_seed(0)
-    require_live_gradients(prepare_model(model), mode, loss, torch.randn(3, 4), torch.tensor([0, 1, 0]))
+    require_live_gradients(prepare_model(model), mode, loss, (torch.randn(3, 4), torch.tensor([0, 1, 0])))
 
 
 @LOSSES
@@ -74,7 +74,7 @@ def test_the_one_pass_engine_is_exact_for_it(reentrant, loss):
 @LOSSES
 @pytest.mark.parametrize("mode", ["vmap", "loop"])
 def test_weights_that_stay_behind_are_found(monkeypatch, mode, loss):
-    monkeypatch.setattr(live_gradients, "build_engine", Behind)
+    monkeypatch.setattr(gradient_probe, "build_engine", Behind)
     with pytest.raises(UnsupportedModel, match=r"0.weight.*are not those of an ordinary backward pass"):
         required(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), mode, loss)
 
@@ -100,7 +100,7 @@ def test_the_model_is_left_as_it_was():
     torch.manual_seed(0)
     model = prepare_model(nn.Linear(4, 2))
     before, state = model.weight.detach().clone(), torch.get_rng_state()
-    require_live_gradients(model, "one-pass", cross_entropy, torch.ones(3, 4), torch.tensor([0, 1, 0]))
+    require_live_gradients(model, "one-pass", cross_entropy, (torch.ones(3, 4), torch.tensor([0, 1, 0])))
     assert torch.equal(model.weight, before)
     assert model.weight.grad is None
     assert torch.equal(torch.get_rng_state(), state)
