@@ -52,7 +52,7 @@ def flat(gradient):
 def exact_sum(model, data, releases):
     engine = ReferenceGradients(copy.deepcopy(model), "vmap")
     engine.record_losses(cross_entropy, engine.forward(data[0]), data[1]).sum().backward()
-    return flat(clip_and_sum(engine.rows(), releases))
+    return flat(clip_and_sum(engine.gradients(), releases))
 
 
 # --- noise ----------------------------------------------------------------------------------------------------------------

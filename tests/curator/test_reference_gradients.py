@@ -142,7 +142,7 @@ def test_rows_equal_single_record_backward(case, mode):
     model, inputs, targets = build().double(), double(make_inputs()), torch.randint(0, 3, (BATCH,))
     engine = ReferenceGradients(model, mode)
     engine.record_losses(cross_entropy, engine.forward(inputs), targets).sum().backward()
-    rows, expected = engine.rows(), one_by_one(model, cross_entropy, inputs, targets)
+    rows, expected = engine.gradients(), one_by_one(model, cross_entropy, inputs, targets)
     assert rows.keys() == expected.keys()
     for name, row in rows.items():
         torch.testing.assert_close(row, expected[name], rtol=1e-9, atol=1e-12)
@@ -157,7 +157,7 @@ def test_the_reduction_of_the_loss_does_not_matter(reduction):
         lambda output, target: mse_loss(output, target, reduction=reduction), engine.forward(inputs), targets
     )
     losses.sum().backward()
-    torch.testing.assert_close(engine.rows()["weight"], one_by_one(model, mse_loss, inputs, targets)["weight"])
+    torch.testing.assert_close(engine.gradients()["weight"], one_by_one(model, mse_loss, inputs, targets)["weight"])
 
 
 def test_parameters_keep_their_own_gradient_free():
@@ -166,13 +166,13 @@ def test_parameters_keep_their_own_gradient_free():
     engine.record_losses(
         cross_entropy, engine.forward(torch.randn(BATCH, 5)), torch.zeros(BATCH).long()
     ).sum().backward()
-    engine.rows()
+    engine.gradients()
     assert model.weight.grad is None
 
 
 def test_rows_can_be_fetched_once():
     engine = ReferenceGradients(nn.Linear(5, 3), "vmap")
     engine.forward(torch.randn(BATCH, 5)).sum().backward()
-    engine.rows()
+    engine.gradients()
     with pytest.raises(WrongOrder, match="no forward pass"):
-        engine.rows()
+        engine.gradients()

@@ -130,8 +130,8 @@ class SealedGradients(ReferenceGradients):
         sealed: Tensor = seal(super().record_losses(loss_fn, unseal(outputs), unseal(targets)))
         return sealed
 
-    def rows(self) -> dict[str, Tensor]:
-        sealed: dict[str, Tensor] = seal(super().rows())
+    def gradients(self) -> dict[str, Tensor]:
+        sealed: dict[str, Tensor] = seal(super().gradients())
         return sealed
 
 

@@ -32,6 +32,10 @@ Arguments = dict[str, Any]
 Places = Any
 """A place, `None`, or a list of these for several results."""
 
+_CONSTANT_ROWS = "a constant has a row for each record, so that a record's place in the batch counts"
+_NUMBER_COUNTS = "the number of a record in its batch is computed with, so that its place in the batch counts"
+_OTHER_RECORDS = "records of one tensor meet other records of another"
+
 _RULES: dict[str, Callable[[Arguments, RecordTracer, str], Places]] = {}
 
 
@@ -51,47 +55,56 @@ def rule(names: str) -> Callable[[Callable[..., Places]], Callable[..., Places]]
 
 
 def apply_rule(operation: Any, args: Any, kwargs: Any, tracer: RecordTracer) -> Any:
-    """Run an operation on followed tensors: results with their places, or `RecordsMayMix`. `NotImplemented` if no record is in it."""
-    followed = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, TracedTensor)]
+    """Run an operation on traced tensors: results with their places, or `RecordsMayMix`. `NotImplemented` if no record is in it."""
+    traced = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, TracedTensor)]
     name = operation.overloadpacket._qualified_op_name.removeprefix("aten::")
     if name in _FACTORY_OPERATIONS or name in _RANDOM_OPERATIONS:
         _require_no_count(operation, args, kwargs, tracer, name, but=_SHAPE_ARGUMENTS)
         return _apply_factory(operation, name, args, kwargs, tracer)
-    if not followed:
-        if name in ("expand", "repeat") and _record_dims(args[1], tracer):
-            return _apply_expansion(operation, args, kwargs, tracer)
-        if name == "arange" and (made := _record_numbers(operation, args, kwargs, tracer)) is not None:
-            return made
-        _require_no_count(operation, args, kwargs, tracer, name)
-        if torch.Tag.nondeterministic_seeded in operation.tags:
-            return _apply_to_no_record(
-                operation, args, kwargs, tracer
-            )  # nobody may look at it: it would decide otherwise the next time
-        return NotImplemented
+    expands = name in ("expand", "repeat") and bool(_record_dims(args[1], tracer))
+    if not traced:
+        return _apply_to_constants(operation, name, args, kwargs, tracer, expands=expands)
     if name in ("prim::device", "prim::layout", "_fused_sdp_choice", "is_same_size", "sym_size", "sym_stride"):
         return tracer.result_shapes(operation, args, kwargs)
     if name == "_linalg_check_errors":
         return None  # raises for a matrix that has no inverse, and nothing else
     if name in ("_local_scalar_dense", "is_nonzero", "equal", "item"):
         raise RecordsMayMix(name, "a value is looked at that comes from records, weights or chance")
-    if any(one.place == PICKED for one in followed):
+    if any(one.place == PICKED for one in traced):
         raise RecordsMayMix(name, "one record is picked out of the batch by its place")
-    if all(one.place is None for one in followed) and not (
-        name in ("expand", "repeat") and _record_dims(args[1], tracer)
-    ):
+    if all(one.place is None for one in traced) and not expands:
         _require_no_count(operation, args, kwargs, tracer, name)
         return _apply_to_no_record(operation, args, kwargs, tracer)
     _require_no_count(operation, args, kwargs, tracer, name, but=_SHAPE_ARGUMENTS)
-    given = _bind_arguments(operation, args, kwargs)
-    if any(one.numbers for one in followed) and name not in _KEEP_NUMBERS:
-        raise RecordsMayMix(
-            name, "the number of a record in its batch is computed with, so that its place in the batch counts"
-        )
+    if any(one.numbers for one in traced) and name not in _KEEP_NUMBERS:
+        raise RecordsMayMix(name, _NUMBER_COUNTS)
+    return _apply_to_records(operation, name, args, kwargs, tracer, traced)
+
+
+def _apply_to_constants(
+    operation: Any, name: str, args: Any, kwargs: Any, tracer: RecordTracer, *, expands: bool
+) -> Any:
+    """An operation on what has values, and belongs to no record."""
+    if expands:
+        return _apply_expansion(operation, args, kwargs, tracer)
+    if name == "arange" and (made := _record_numbers(operation, args, kwargs, tracer)) is not None:
+        return made
+    _require_no_count(operation, args, kwargs, tracer, name)
+    if torch.Tag.nondeterministic_seeded in operation.tags:
+        # nobody may look at it: it would decide otherwise the next time
+        return _apply_to_no_record(operation, args, kwargs, tracer)
+    return NotImplemented
+
+
+def _apply_to_records(
+    operation: Any, name: str, args: Any, kwargs: Any, tracer: RecordTracer, traced: list[TracedTensor]
+) -> Any:
+    """An operation on records, by its rule or by what torch makes it of."""
     written = written_arguments(operation, args, kwargs)
     if any(not isinstance(target, TracedTensor) for target in written):
         raise RecordsMayMix(name, "what is computed from records is written into a tensor that outlives them")
     try:
-        found = _find_places(name, operation, given, tracer)
+        found = _find_places(name, operation, _bind_arguments(operation, args, kwargs), tracer)
     except _NoRule:
         if written:
             raise RecordsMayMix(name, "it is not known that this operation keeps records apart") from None
@@ -101,7 +114,7 @@ def apply_rule(operation: Any, args: Any, kwargs: Any, tracer: RecordTracer) -> 
     for target in written:
         if found != target.place or (target.place.inner != ANY and tracer.has_unknown_order(target)):
             raise RecordsMayMix(name, "records are written to places of other records")
-    numbers = _keeps_numbers(name, followed)
+    numbers = _keeps_numbers(name, traced)
     return _wrap_results(tracer, tracer.result_shapes(operation, args, kwargs), found, written, operation, numbers)
 
 
@@ -278,7 +291,7 @@ def _apply_expansion(operation: Any, args: Any, kwargs: Any, tracer: RecordTrace
         raise RecordsMayMix(name, "there are as many copies as records in two dimensions")
     own = value.shape[dims[0] - ahead] if dims[0] >= ahead else 1
     if own % tracer.records == 0 or (name == "expand" and own != 1):
-        raise RecordsMayMix(name, "a constant has a row for each record, so that a record's place in the batch counts")
+        raise RecordsMayMix(name, _CONSTANT_ROWS)
     return tracer.wrap(meta, Place(dims[0], own))
 
 
@@ -290,11 +303,9 @@ def _record_numbers(operation: Any, args: Any, kwargs: Any, tracer: RecordTracer
     return tracer.wrap(tracer.result_shapes(operation, args, kwargs), FRONT, numbers=True)
 
 
-def _keeps_numbers(name: str, followed: list[TracedTensor]) -> bool:
+def _keeps_numbers(name: str, traced: list[TracedTensor]) -> bool:
     return (
-        name in _KEEP_NUMBERS
-        and not name.startswith(("index", "_unsafe_index"))
-        and all(one.numbers for one in followed)
+        name in _KEEP_NUMBERS and not name.startswith(("index", "_unsafe_index")) and all(one.numbers for one in traced)
     )
 
 
@@ -314,16 +325,14 @@ def _broadcast_place(tensors: Sequence[Any], tracer: RecordTracer, name: str) ->
         if found is None or (found.dim == here.dim and found.inner == ANY):
             found = here
         elif found != here and not (found.dim == here.dim and here.inner == ANY):
-            raise RecordsMayMix(name, "records of one tensor meet other records of another")
+            raise RecordsMayMix(name, _OTHER_RECORDS)
     if found is None:
         return None
     for tensor in tensors:
         shape = _shape(tensor)
         dim = found.dim - (dimensions - len(shape))
         if _place(tensor) is None and dim >= 0 and shape[dim] != 1:
-            raise RecordsMayMix(
-                name, "a constant has a row for each record, so that a record's place in the batch counts"
-            )
+            raise RecordsMayMix(name, _CONSTANT_ROWS)
     return found
 
 
@@ -446,9 +455,7 @@ def _expand(given: Arguments, tracer: RecordTracer, name: str) -> Places:
     if place is None:
         dims = _record_dims(given["size"], tracer)
         if dims and dims[0] >= ahead and _shape(given["self"])[dims[0] - ahead] != 1:
-            raise RecordsMayMix(
-                name, "a constant has a row for each record, so that a record's place in the batch counts"
-            )
+            raise RecordsMayMix(name, _CONSTANT_ROWS)
         return Place(dims[0], 1) if dims else None
     if len([dim for dim in _record_dims(given["size"], tracer) if dim != place.dim + ahead]):
         raise RecordsMayMix(name, "there are as many copies of every record as there are records")
@@ -463,9 +470,7 @@ def _repeat(given: Arguments, tracer: RecordTracer, name: str) -> Places:
     if place is None:
         own = [1] * ahead + list(_shape(value))
         if _record_dims(own, tracer):
-            raise RecordsMayMix(
-                name, "a constant has a row for each record, so that a record's place in the batch counts"
-            )
+            raise RecordsMayMix(name, _CONSTANT_ROWS)
         return Place(dims[0], own[dims[0]])
     if dims:
         raise RecordsMayMix(name, "there are as many copies of every record as there are records")
@@ -759,11 +764,9 @@ def _last_dims(given: Arguments, tracer: RecordTracer, name: str) -> Places:
         if own is not None and own.dim >= len(_shape(tensor)) - count:
             raise RecordsMayMix(name, "it works across the records")
         if own is None and len(_shape(tensor)) > count:
-            raise RecordsMayMix(
-                name, "a constant has a row for each record, so that a record's place in the batch counts"
-            )
+            raise RecordsMayMix(name, _CONSTANT_ROWS)
     if len({len(_shape(tensor)) for tensor in tensors if _place(tensor) is not None}) > 1:
-        raise RecordsMayMix(name, "records of one tensor meet other records of another")
+        raise RecordsMayMix(name, _OTHER_RECORDS)
     return place
 
 
@@ -800,7 +803,7 @@ def _product_place(one: Any, other: Any, name: str) -> Place | None:
     if place.dim == summed:
         raise RecordsMayMix(name, "it adds up records")
     if columns == 2 and place.dim == 0:
-        raise RecordsMayMix(name, "a constant has a row for each record, so that a record's place in the batch counts")
+        raise RecordsMayMix(name, _CONSTANT_ROWS)
     return place
 
 
@@ -825,11 +828,9 @@ def _add_to_product(place: Place | None, added: Any, dimensions: int, name: str)
     dim = place.dim - (dimensions - len(shape))
     if own is None:
         if dim >= 0 and shape[dim] != 1:
-            raise RecordsMayMix(
-                name, "a constant has a row for each record, so that a record's place in the batch counts"
-            )
+            raise RecordsMayMix(name, _CONSTANT_ROWS)
     elif own.dim != dim or own.inner not in (place.inner, ANY):
-        raise RecordsMayMix(name, "records of one tensor meet other records of another")
+        raise RecordsMayMix(name, _OTHER_RECORDS)
     return place
 
 
@@ -1005,9 +1006,7 @@ def _index_place(given: Arguments, tracer: RecordTracer, name: str) -> Place | N
     value, indices = given["self"], given["indices"]
     place = _place(value)
     if any(isinstance(one, TracedTensor) and one.numbers for one in (value, given.get("values"))):
-        raise RecordsMayMix(
-            name, "the number of a record in its batch is computed with, so that its place in the batch counts"
-        )
+        raise RecordsMayMix(name, _NUMBER_COUNTS)
     used = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if any(index.dtype in (torch.bool, torch.uint8) for _, index in used):
         raise RecordsMayMix(name, "a mask picks a number of entries that depends on values")
@@ -1031,14 +1030,10 @@ def _index_place(given: Arguments, tracer: RecordTracer, name: str) -> Place | N
         for _, index in used:
             dim = here.dim - (spread - len(_shape(index)))
             if _place(index) is None and dim >= 0 and _shape(index)[dim] != 1:
-                raise RecordsMayMix(
-                    name, "a constant has a row for each record, so that a record's place in the batch counts"
-                )
+                raise RecordsMayMix(name, _CONSTANT_ROWS)
         return Place(start + here.dim, 1)
     if numbered:
-        raise RecordsMayMix(
-            name, "the number of a record in its batch is computed with, so that its place in the batch counts"
-        )
+        raise RecordsMayMix(name, _NUMBER_COUNTS)
     if place is None:
         return None if within is None else Place(start + within.dim, within.inner)
     if within is not None:
@@ -1085,9 +1080,7 @@ def _index_put(given: Arguments, tracer: RecordTracer, name: str) -> Places:
     dim = found.dim - (target - len(shape))
     if own is None:
         if dim >= 0 and shape[dim] != 1:
-            raise RecordsMayMix(
-                name, "a constant has a row for each record, so that a record's place in the batch counts"
-            )
+            raise RecordsMayMix(name, _CONSTANT_ROWS)
     elif own.dim != dim or own.inner not in (found.inner, ANY):
         raise RecordsMayMix(name, "records are written to places of other records")
     return place
@@ -1108,9 +1101,7 @@ def _attention(given: Arguments, tracer: RecordTracer, name: str) -> Places:
         if own is not None and (own.dim != 0 or len(shape) != 4):
             raise RecordsMayMix(name, "a mask of other records")
         if own is None and len(shape) == 4 and shape[0] != 1:
-            raise RecordsMayMix(
-                name, "a constant has a row for each record, so that a record's place in the batch counts"
-            )
+            raise RecordsMayMix(name, _CONSTANT_ROWS)
     return [FRONT, FRONT]
 
 

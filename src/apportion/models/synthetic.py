@@ -1,4 +1,7 @@
-"""Synthetic records, shaped like an example, on which a copy of a model is run. No value of a real record is used."""
+"""Synthetic records, shaped like an example, on which a copy of a model is run, and whether two results agree up to rounding.
+
+No value of a real record is used.
+"""
 
 from __future__ import annotations
 
@@ -77,31 +80,41 @@ def synthetic_batches(
     device = model_device(model)
     # An index out of range is an error on the CPU that can be caught, but on a GPU it ends the process.
     for numbers in _RECORD_INTEGERS if device.type == "cpu" else _RECORD_INTEGERS[-1:]:
-        words, own = _known_tokens(model, max(numbers)), torch.tensor(numbers)
-        generator = torch.Generator().manual_seed(0)
+        leaf_maker = _LeafMaker(kind, draw, torch.tensor(numbers), _known_tokens(model, max(numbers)))
+        yield tree_map(lambda leaf, make=leaf_maker: make(leaf).to(device=device, dtype=leaf.dtype, copy=True), example)
 
-        def synthetic(
-            leaf: torch.Tensor,
-            own: torch.Tensor = own,
-            words: torch.Tensor = words,
-            generator: torch.Generator = generator,
-        ) -> torch.Tensor:
-            shape = (RECORDS, *leaf.shape)
-            if leaf.is_floating_point() or leaf.is_complex():
-                values = draw(shape, generator=generator)
-            elif leaf.dtype == torch.bool:
-                values = torch.zeros(shape)
-            elif leaf.dim() and kind != "plain":
-                values = words[torch.randint(len(words), shape, generator=generator)]
-            else:
-                values = own.reshape(RECORDS, *[1] * leaf.dim()).expand(shape)
-            if kind in ("padded", "kept") and leaf.dim():
-                beyond = _padding_mask(leaf.shape[0]).reshape(RECORDS, leaf.shape[0], *[1] * (leaf.dim() - 1))
-                mask = beyond if kind == "padded" else ~beyond
-                values = mask.expand(shape) if leaf.dtype == torch.bool else values.masked_fill(beyond, 0)
-            return values.to(device=device, dtype=leaf.dtype, copy=True)
 
-        yield tree_map(synthetic, example)
+class _LeafMaker:
+    """Makes the synthetic tensors of one batch, from one stream of random numbers.
+
+    Args:
+        own: the integer of each record.
+        tokens: integers that every embedding of the model knows.
+    """
+
+    def __init__(self, kind: Kind, draw: Callable[..., torch.Tensor], own: torch.Tensor, tokens: torch.Tensor):
+        self._kind, self._draw, self._own, self._tokens = kind, draw, own, tokens
+        self._generator = torch.Generator().manual_seed(0)
+
+    def __call__(self, leaf: torch.Tensor) -> torch.Tensor:
+        """`RECORDS` tensors like `leaf`, stacked."""
+        values = self._values(leaf)
+        if self._kind not in ("padded", "kept") or not leaf.dim():
+            return values
+        beyond = _padding_mask(leaf.shape[0]).reshape(RECORDS, leaf.shape[0], *[1] * (leaf.dim() - 1))
+        if leaf.dtype == torch.bool:
+            return (beyond if self._kind == "padded" else ~beyond).expand(values.shape)
+        return values.masked_fill(beyond, 0)
+
+    def _values(self, leaf: torch.Tensor) -> torch.Tensor:
+        shape = (RECORDS, *leaf.shape)
+        if leaf.is_floating_point() or leaf.is_complex():
+            return self._draw(shape, generator=self._generator)
+        if leaf.dtype == torch.bool:
+            return torch.zeros(shape)
+        if leaf.dim() and self._kind != "plain":
+            return self._tokens[torch.randint(len(self._tokens), shape, generator=self._generator)]
+        return self._own.reshape(RECORDS, *[1] * leaf.dim()).expand(shape)
 
 
 def _known_tokens(model: nn.Module, highest: int) -> torch.Tensor:

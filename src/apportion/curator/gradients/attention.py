@@ -83,47 +83,58 @@ class _Attention:
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         module = self._module
-        if query.dim() != 3 or query.is_nested:
-            kind = (
-                "a nested tensor"
-                if query.is_nested
-                else f"a query of shape {tuple(query.shape)}, without batch dimension"
-            )
-            raise UnsupportedModel(
-                f"{self._path} (MultiheadAttention) is called with {kind}, so its records cannot be told apart. "
-                "Give it three dimensions; nn.TransformerEncoder needs enable_nested_tensor=False in evaluation mode"
-            )
+        self._require_batched(query)
         if is_causal and attn_mask is None:
             raise RuntimeError("is_causal is a hint about attn_mask, which is missing")  # as torch does
         q, k, v = self._project(query, key, value)
-        padding = _canonical_mask(
-            key_padding_mask, "key_padding_mask", _none_or_dtype(attn_mask), "attn_mask", query.dtype
-        )
-        mask = _canonical_mask(attn_mask, "attn_mask", None, "", query.dtype, check_other=False)
-        if mask is not None and mask.dim() == 3:
-            mask = mask.unflatten(0, (-1, module.num_heads))
-        if padding is not None:
-            padding = padding[:, None, None, :]
+        mask, padding = self._masks(attn_mask, key_padding_mask, query.dtype)
         for extra_k, extra_v in self._extra_positions(q.shape[0], k):
             k, v = torch.cat([k, extra_k], 1), torch.cat([v, extra_v], 1)
             mask = None if mask is None else pad(mask, (0, 1))
             padding = None if padding is None else pad(padding, (0, 1))
         if padding is not None:
             mask = padding if mask is None else mask + padding
-        chance = module.dropout if module.training else 0.0
         q, k, v = (projected.unflatten(2, (module.num_heads, -1)).transpose(1, 2) for projected in (q, k, v))
         weights = None
         if need_weights:
-            weights = q * q.shape[-1] ** -0.5 @ k.mT
-            weights = (weights if mask is None else weights + mask).softmax(-1)
-            weights = dropout(weights, chance) if chance else weights
+            weights = self._attention_weights(q, k, mask)
             mixed = weights @ v
             weights = weights.mean(1) if average_attn_weights else weights
         else:
             by_hint = is_causal and padding is None
-            mixed = scaled_dot_product_attention(q, k, v, None if by_hint else mask, chance, by_hint)
+            mixed = scaled_dot_product_attention(q, k, v, None if by_hint else mask, self._dropout, by_hint)
         output = self._project_output(mixed.transpose(1, 2).flatten(2))
         return (output if module.batch_first else output.transpose(0, 1)), weights
+
+    def _require_batched(self, query: Tensor) -> None:
+        if query.dim() == 3 and not query.is_nested:
+            return
+        kind = (
+            "a nested tensor" if query.is_nested else f"a query of shape {tuple(query.shape)}, without batch dimension"
+        )
+        raise UnsupportedModel(
+            f"{self._path} (MultiheadAttention) is called with {kind}, so its records cannot be told apart. "
+            "Give it three dimensions; nn.TransformerEncoder needs enable_nested_tensor=False in evaluation mode"
+        )
+
+    @property
+    def _dropout(self) -> float:
+        return self._module.dropout if self._module.training else 0.0
+
+    def _masks(
+        self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The two masks as numbers that are added to the scores, in shapes that are broadcast over (b, heads, T, S)."""
+        padding = _canonical_mask(key_padding_mask, "key_padding_mask", _none_or_dtype(attn_mask), "attn_mask", dtype)
+        mask = _canonical_mask(attn_mask, "attn_mask", None, "", dtype, check_other=False)
+        if mask is not None and mask.dim() == 3:
+            mask = mask.unflatten(0, (-1, self._module.num_heads))
+        return mask, None if padding is None else padding[:, None, None, :]
+
+    def _attention_weights(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+        scores = q * q.shape[-1] ** -0.5 @ k.mT
+        weights = (scores if mask is None else scores + mask).softmax(-1)
+        return dropout(weights, self._dropout) if self._dropout else weights
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value (b, T, E) after their projections."""

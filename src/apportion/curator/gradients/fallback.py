@@ -7,7 +7,8 @@ nothing that they could meet in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,13 +17,24 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten
 
 from apportion.curator.gradients.batching_rules import vmap_records
-from apportion.curator.gradients.layer_use import MaterialisedUse
+from apportion.curator.gradients.layer_use import MaterialisedUse, gradient_or_zeros
 from apportion.curator.gradients.module_state import ModuleState
 from apportion.curator.tree import map_tensors, tensor_leaves
 from apportion.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from apportion.curator.gradients.one_pass import OnePass
+
+
+@contextmanager
+def _original_forward(module: nn.Module) -> Iterator[None]:
+    """In place of the replacement, for the duration of a call."""
+    replacement = module.forward
+    module.forward = type(module).forward.__get__(module)
+    try:
+        yield
+    finally:
+        module.forward = replacement
 
 
 def run_under_vmap(module: nn.Module, path: str, names: Mapping[str, str], engine: OnePass) -> None:
@@ -37,30 +49,25 @@ def run_under_vmap(module: nn.Module, path: str, names: Mapping[str, str], engin
         leaves, structure = tree_flatten((inputs, named))
         carried = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
-        def alone(own_copies: Mapping[str, Tensor], record: list[Tensor]) -> Any:
+        def run_record(own_copies: Mapping[str, Tensor], record: list[Tensor]) -> Any:
             own = list(leaves)
             for index, tensor in zip(carried, record, strict=True):
                 own[index] = tensor.unsqueeze(0)
             positional, keywords = structure.unflatten(own)
-            module.forward = bound
-            try:
+            with _original_forward(module):
                 output = functional_call(module, dict(own_copies), positional, keywords)
-            finally:
-                module.forward = forward
             return map_tensors(lambda tensor: tensor.squeeze(0), output)
 
-        outputs = vmap_records(alone, copies, [leaves[index] for index in carried])
-        engine.collect(
-            MaterialisedUse(names, lambda _: {own: _gradient_of(copies[own]) for own in names}), copies.values()
-        )
+        outputs = vmap_records(run_record, copies, [leaves[index] for index in carried])
+        use = MaterialisedUse(names, lambda _: {own: gradient_or_zeros(copies[own]) for own in names})
+        engine.collect(use, copies.values())
         return outputs
 
-    bound = type(module).forward.__get__(module)
     module.forward = forward
 
 
 def run_in_loop(module: nn.Module, path: str, names: Mapping[str, str], engine: OnePass) -> None:
-    """Replace the forward pass of `module` by a loop over the records, each with a copy of the trained parameters of its own."""
+    """Replace the forward pass of `module` by a loop over the records, each with its own copy of the trained parameters."""
 
     def forward(*inputs: Any, **named: Any) -> Any:
         calls = engine.outputs_alone.setdefault(path, [])
@@ -73,29 +80,28 @@ def run_in_loop(module: nn.Module, path: str, names: Mapping[str, str], engine: 
             {own: parameters[own].detach().clone().unsqueeze(0).requires_grad_() for own in names}
             for _ in range(records)
         ]
-        outputs, remembered = [], ModuleState(module)
+        outputs, state = [], ModuleState(module)
         for i, own_copies in enumerate(copies):
-            remembered.restore()  # what one record left behind does not reach the next
+            state.restore()  # what one record left behind does not reach the next
             positional, keywords = map_tensors(
                 lambda leaf, i=i: leaf[i : i + 1].clone() if isinstance(leaf, Tensor) else leaf, (inputs, named)
             )
-            module.forward = bound
-            try:
+            with _original_forward(module):
                 weights = {own: value[0] for own, value in own_copies.items()}
                 outputs.append(functional_call(module, weights, positional, keywords))
-            finally:
-                module.forward = forward
         calls.append(map_tensors(_to_meta, outputs[0]))
         if names:
-
-            def rows(_: Tensor) -> dict[str, Tensor]:
-                return {own: torch.cat([_gradient_of(one[own]) for one in copies]) for own in names}
-
-            engine.collect_alone(MaterialisedUse(names, rows), [value for one in copies for value in one.values()])
+            engine.collect_alone(_looped_use(names, copies), [value for one in copies for value in one.values()])
         return map_tensors(lambda *parts: torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0], *outputs)
 
-    bound = type(module).forward.__get__(module)
     module.forward = forward
+
+
+def _looped_use(names: Mapping[str, str], copies: list[dict[str, Tensor]]) -> MaterialisedUse:
+    """Of the gradients that autograd leaves in the copies of the single records."""
+    return MaterialisedUse(
+        names, lambda _: {own: torch.cat([gradient_or_zeros(one[own]) for one in copies]) for own in names}
+    )
 
 
 def _to_meta(leaf: Any) -> Any:
@@ -112,7 +118,3 @@ def _count_records(module: nn.Module, path: str, arguments: Any) -> int:
             "front"
         )
     return records
-
-
-def _gradient_of(value: Tensor) -> Tensor:
-    return torch.zeros_like(value) if value.grad is None else value.grad

@@ -113,6 +113,11 @@ def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
     return total
 
 
+def gradient_or_zeros(value: Tensor) -> Tensor:
+    """What autograd left in `value`; zeros where it was not used."""
+    return torch.zeros_like(value) if value.grad is None else value.grad
+
+
 def zero_rows(records: Tensor, values: Tensor) -> Tensor:
     """`values` with zeros in the rows of `records`."""
     return torch.where(records.reshape(-1, *[1] * (values.dim() - 1)), torch.zeros((), dtype=values.dtype), values)

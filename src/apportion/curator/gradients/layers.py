@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -82,6 +82,3 @@ def instrument_model(scratch: nn.Module, engine: OnePass, alone: Collection[str]
 
 def _is_parametrized(module: nn.Module) -> bool:
     return bool(nn.utils.parametrize.is_parametrized(module))
-
-
-Names = Mapping[str, str]

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from apportion.curator.gradients.batching_rules import vmap_records
+from apportion.curator.gradients.layer_use import gradient_or_zeros
 from apportion.curator.gradients.losses import LossFunction, record_losses, require_own_leaves
 from apportion.curator.gradients.module_state import ModelStructure, ModuleState
 from apportion.curator.tree import batch_size, call_arguments, map_tensors
@@ -35,7 +36,7 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 class ReferenceGradients:
-    """`forward` a micro-batch, run a backward pass of its loss, then fetch the `rows`."""
+    """`forward` a micro-batch, run a backward pass of its loss, then fetch the `gradients`."""
 
     def __init__(self, model: nn.Module, mode: Literal["vmap", "loop"]):
         self.model, self.mode = model, mode
@@ -71,16 +72,12 @@ class ReferenceGradients:
         ]
         return map_tensors(lambda *rows: torch.stack(rows) if isinstance(rows[0], Tensor) else rows[0], *outputs)
 
-    def rows(self) -> dict[str, Tensor]:
-        """The gradients (b, *shape) of the micro-batch; a parameter that no record used has zeros. Can be fetched once."""
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients of the micro-batch, (b, *shape); zeros for a parameter that no record used. Can be fetched once."""
         if self._copies is None:
             raise WrongOrder("no forward pass is open: call the private model on the batch before the step")
         copies, self._copies = self._copies, None
-        return {name: torch.cat([_gradient_of(values[name]) for values in copies]) for name in copies[0]}
-
-    def gradients(self) -> dict[str, Tensor]:
-        """The rows: this engine writes gradients out."""
-        return self.rows()
+        return {name: torch.cat([gradient_or_zeros(values[name]) for values in copies]) for name in copies[0]}
 
     def record_losses(self, loss_fn: LossFunction, outputs: Any, targets: Any) -> Tensor:
         """The loss of every record alone, (b,)."""
@@ -115,7 +112,3 @@ class ReferenceGradients:
             self.module_state = ModuleState(self.scratch)
         for original, scratch in zip(self.model.modules(), self.scratch.modules(), strict=True):
             scratch.training = original.training
-
-
-def _gradient_of(value: Tensor) -> Tensor:
-    return torch.zeros_like(value) if value.grad is None else value.grad
