@@ -46,7 +46,7 @@ def check(model, inputs, tolerance=1e-9):
     reference, engine = ReferenceGradients(model, "loop"), OnePass(model)
     expected = reference.forward(inputs)
     loss_of(expected).backward()
-    rows = reference.rows()
+    rows = reference.gradients()
     outputs = engine.forward(inputs)
     for found, alone, own in zip(
         tensor_leaves(outputs), tensor_leaves(expected), tensor_leaves(call_model(model, inputs)), strict=True

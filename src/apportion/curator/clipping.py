@@ -31,14 +31,14 @@ Rows = Mapping[str, Tensor]
 
 
 class Gradients(Protocol):
-    """The gradients of b records, written out or not."""
+    """The gradients of b records, materialised or not."""
 
     def squared_norms(self) -> dict[str, Tensor]:
         """‖g_i‖² for each trained parameter, (b,), in float64 and never too small by more than the headroom."""
         ...
 
     def zero_records(self, records: Tensor) -> None:
-        """Forget the records of a mask (b,): what is not finite must not even meet a weight of zero."""
+        """Set the gradients of these records, a mask (b,), to zero: NaN times a weight of zero would still be NaN."""
         ...
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -55,7 +55,7 @@ class Gradients(Protocol):
 
 
 class MaterialisedGradients:
-    """Gradients that are written out. All arithmetic in float64, so that rounding stays far below the headroom."""
+    """Gradients as one tensor per parameter. All arithmetic in float64, so that rounding stays far below the headroom."""
 
     def __init__(self, rows: Rows):
         self._rows = dict(rows)
@@ -89,7 +89,7 @@ def group_names(release: Release, trained: Sequence[str]) -> tuple[str, ...]:
 
 
 def as_gradients(gradients: Gradients | Rows) -> Gradients:
-    """Gradients in the one form that clipping knows."""
+    """Gradients in the form that clipping uses."""
     return MaterialisedGradients(gradients) if isinstance(gradients, Mapping) else gradients
 
 
@@ -163,9 +163,9 @@ def framed_weighted_sum(records: Gradients, name: str, frame: Frame, weights: Te
     """Σ_i w_i·(g_i − m)/b for one parameter."""
     total = torch.zeros(frame.scale[name].numel(), dtype=torch.float64)
     for part, rows in _framed_rows(records, name, frame):
-        silent = weights[part] == 0
-        if silent.any():  # a silenced record may be anything but finite in this frame: its weight of 0 must not meet it
-            rows[silent] = 0.0
+        unused = weights[part] == 0
+        if unused.any():  # such a record need not be finite in this frame, and NaN times a weight of 0 would be NaN
+            rows[unused] = 0.0
         total += weights[part] @ rows
     return total.reshape(frame.scale[name].shape)
 

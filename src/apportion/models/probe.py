@@ -1,7 +1,7 @@
 """Find out by running it whether a model, or a loss, mixes records.
 
 A layer written by hand says nothing by its type, so a copy of the model is run on synthetic records: each must give the same
-result alone as in company. No real record is ever read (an example gives only shapes and types), the model passed in is not
+result alone as together with others. No real record is ever read (an example gives only shapes and types), the model passed in is not
 changed, and neither is the global random state of PyTorch.
 """
 
@@ -74,7 +74,7 @@ def probe_model(model: nn.Module, example: Tree) -> None:
 
 
 def _require_records_apart(subject: nn.Module, batch: Tree, outputs: Tree, example: Tree) -> None:
-    """The outputs of a record must be the same alone, in company, and in companies of other sizes."""
+    """The outputs of a record must be the same alone, with others, and in batches of other sizes."""
 
     def outputs_of(inputs: Tree) -> Tree:
         return find_runnable(lambda given: run_model(subject, given, seed=0), iter([inputs]), "The model", example)[1]
@@ -88,9 +88,9 @@ def _require_records_apart(subject: nn.Module, batch: Tree, outputs: Tree, examp
         _require_single_shape(other, outputs)
         if not repeatable:
             # Something random is left in the model. The same seed gives a batch of the same size the same draws, so the
-            # company of the record is exchanged instead of taken away.
-            company = [place if place == index else (place + 1) % RECORDS for place in range(RECORDS)]
-            other = select_records(run_model(subject, select_records(batch, company), seed=0), [index])
+            # other records are exchanged instead of taken away.
+            others = [place if place == index else (place + 1) % RECORDS for place in range(RECORDS)]
+            other = select_records(run_model(subject, select_records(batch, others), seed=0), [index])
         if not trees_agree(select_records(outputs, [index]), other, coarsest):
             raise MixedRecords
     for size in _BATCH_SIZES if repeatable else ():

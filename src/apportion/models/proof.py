@@ -1,17 +1,17 @@
 """Proof that the records of a micro-batch stay apart while an engine runs them together.
 
-The engine itself is followed (`apportion.models.record_tracer`), as it is executed: its scratch copy of the model with all that it put
-there, the losses of the records, and the backward pass. Every layer whose gradients it takes from inputs and output gradients must get
+The engine itself is traced (`record_tracer.py`) as it is executed: its scratch copy of the model with everything that it added, the losses
+of the records, and the backward pass. Every layer whose gradients it takes from inputs and output gradients must get
 both with row i of record i alone, in front, and so must every tensor in which autograd leaves gradients of records. This is done with two
 numbers of records, which must take the same path.
 
 What a proof rests on: the rules of `apportion.models.record_rules`; kernels of the engine's own, which are tested (recurrences, bags of
-embeddings); and that torch's kernels compute what their names say, in which `vmap` is not trusted: it is followed as the operations that it
+embeddings); and that torch's kernels compute what their names say, in which `vmap` is not trusted: it is traced as the operations that it
 makes. A proof holds for records of one shape and type, for the training flags of the modules and for the attributes of the model as they
 were.
 
-A part of a model that cannot be followed runs one record after the other (`alone`), and a model of which nothing else is left is left to
-the reference engine.
+A part of a model that cannot be traced runs one record after the other (`alone`); a model that consists of nothing else is left to the
+reference engine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from apportion.models.record_tracer import FRONT, Path, Place, RecordsMayMix, Re
 from apportion.models.synthetic import fix_seed, model_device
 
 _PRIMES = (1283, 1289, 1291, 1297, 1301, 1303, 1307, 1319, 1321, 1327)
-"""Beyond the largest micro-batch, so that no branch on a size lies between what is followed and what is run."""
+"""Beyond the largest micro-batch, so that no branch on a size lies between what is traced and what is run."""
 
 
 class CannotTrace(Exception):
@@ -94,7 +94,7 @@ class _TrustedKernel(torch.autograd.Function):
 
 
 class _TracingChecker:
-    """Checks what the engine is given and hands out, by the places of followed tensors."""
+    """Checks what the engine is given and hands out, by the places of traced tensors."""
 
     def __init__(self, tracer: RecordTracer, seen_alone: dict[str, list[Any]]):
         self.tracer, self._outputs_alone = tracer, seen_alone
@@ -232,7 +232,7 @@ def _build(model: nn.Module, choice: EngineChoice) -> BuiltEngine:
     try:
         engine = build_engine(copy_model(model), choice)
     except Exception as error:
-        raise CannotTrace(f"its layers cannot be listened to ({type(error).__name__}: {error})", None) from error
+        raise CannotTrace(f"its layers cannot be instrumented ({type(error).__name__}: {error})", None) from error
     engine.sync_weights()
     return engine
 

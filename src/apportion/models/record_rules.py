@@ -131,7 +131,7 @@ def _apply_to_no_record(operation: Any, args: Any, kwargs: Any, tracer: RecordTr
 
 
 def _decompose(name: str, operation: Any, args: Any, kwargs: Any, tracer: RecordTracer) -> Any:
-    """Follow what torch itself says that the operation is made of."""
+    """Trace the operations that torch itself decomposes this one into."""
     found = tracer.decompose(operation, args, kwargs)
     if found is NotImplemented:
         raise RecordsMayMix(name, "it is not known that this operation keeps records apart") from None

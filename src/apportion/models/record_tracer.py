@@ -1,11 +1,11 @@
-"""Follow the record dimension of a batch through any code that runs on torch: a proof that rows stay apart, not a probe.
+"""Trace the record dimension of a batch through any code that runs on torch: a proof that rows stay apart, not a probe.
 
 A batch of B records is run as tensors that have a shape and no values (`TracedTensor`). Each carries its **place**: where its record
-dimension is, or that it has none. Every operation, at the level of torch's dispatcher, has a rule (`rules.py`) that says where the records
-of its result are, *if row i of the result is made of row i of the arguments and of what belongs to no record*; otherwise, and wherever
-there is no rule, the operation is refused. What goes through to the end therefore computes, for every record, a function of that record
-alone. As nothing has a value, no value can steer it: whoever asks for one (`if x.sum() > 0`, `.item()`, `.tolist()`) is refused. The
-backward pass is made of operations too, and is followed likewise.
+dimension is, or that it has none. Every operation, at the level of torch's dispatcher, has a rule (`record_rules.py`) that says where the
+records of its result are, *if row i of the result is made of row i of the arguments and of what belongs to no record*; otherwise, and
+wherever there is no rule, the operation is refused. Code that is not refused therefore computes, for every record, a function of that
+record alone. As nothing has a value, no value can decide what is computed: code that asks for one (`if x.sum() > 0`, `.item()`,
+`.tolist()`) is refused. The backward pass is made of operations too, and is traced likewise.
 
 **A place is a factor of a dimension.** Linear layers flatten (B, T, F) to (B·T, F) and recurrent ones (T, B, F) to (T·B, F).
 `Place(dim, inner)` says that index j of dimension `dim` belongs to record (j // inner) mod B. B is a prime that divides no size of the
@@ -111,10 +111,10 @@ class TracedTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise RecordsMayMix(str(operation), "a followed tensor left the run that follows it")
+        raise RecordsMayMix(str(operation), "a traced tensor left the run that traces it")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"Followed({list(self.meta.shape)}, {self.place})"
+        return f"TracedTensor({list(self.meta.shape)}, {self.place})"
 
 
 class RecordCount(int):
@@ -270,7 +270,7 @@ class Operation(NamedTuple):
     """Its arguments: numbers, the values of constants, and of what the path has computed itself where on the path that was."""
     sizes: tuple[Any, ...]
     """What may grow in proportion to the number of records: sizes and indices, and the shapes of its tensors."""
-    followed: bool
+    traced: bool
     """Whether its result belongs to records, or to weights or chance."""
     taken_apart: bool = False
     """Whether the operations that come next are those of which torch makes it."""
@@ -480,11 +480,11 @@ def _generator_states() -> tuple[Any, ...]:
 
 
 class RecordTracer(TorchDispatchMode):
-    """Runs code on followed tensors of `records` records. A context manager; use `run`, which also looks at what code asks beside.
+    """Runs code on traced tensors of `records` records. A context manager; use `run`, which also watches what code asks of tensors.
 
     Args:
         records: B.
-        rules: from an operation, its arguments and this tracer to the places of its results (`rules.places`).
+        rules: from an operation, its arguments and this tracer to the places of its results (`apply_rule`).
         device: of the tensors.
         known: the path of an earlier run. If it is given, this run is compared with it operation by operation instead of asking the
             rules, so that B need not be a prime.
@@ -567,7 +567,7 @@ class RecordTracer(TorchDispatchMode):
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """Code in this context is followed. Afterwards raises the first refusal, also one that was caught inside."""
+        """Code in this context is traced. Afterwards raises the first refusal, also one that was caught inside."""
         before, self._running = _generator_states(), True
         try:
             with self, _PythonQueries(self), self._watch_scripts():
@@ -625,7 +625,7 @@ class RecordTracer(TorchDispatchMode):
             if found is NotImplemented:  # nothing of a record in it
                 found = operation(*args, **kwargs)
             else:
-                self.path.operations[index] = self.path.operations[index]._replace(followed=True)
+                self.path.operations[index] = self.path.operations[index]._replace(traced=True)
         for number, value in enumerate(tree_leaves(found)):
             if isinstance(value, TracedTensor):
                 value.origin = value.origin or (index, number)
@@ -641,7 +641,7 @@ class RecordTracer(TorchDispatchMode):
             )
         if (difference := self.known.compare_operation(index, self.path.operations[index], self.records)) is not None:
             raise RecordsMayMix(*difference.split(": ", 1))
-        if not self.known.operations[index].followed:
+        if not self.known.operations[index].traced:
             return operation(*args, **kwargs)
         if self.known.operations[index].taken_apart:
             return self.decompose(operation, args, kwargs)
@@ -680,7 +680,7 @@ class RecordTracer(TorchDispatchMode):
                     numbers.append(leaf.origin)
                 else:  # numbers come as tensors too
                     numbers.append(self._computed[leaf] if leaf in self._computed else _digest_constant(leaf))
-        return Operation(str(operation), tuple(numbers), tuple(sizes), followed=False)
+        return Operation(str(operation), tuple(numbers), tuple(sizes), traced=False)
 
     def result_shapes(self, operation: Any, args: Any, kwargs: Any) -> Any:
         """What the operation returns, as tensors without values."""

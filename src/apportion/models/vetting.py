@@ -76,7 +76,7 @@ class VettedEngine:
         return self._current.forward(inputs)
 
     def record_losses(self, loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
-        """As the engine; one after the other where the loss was not followed for targets of this kind."""
+        """As the engine; one after the other where the loss could not be traced for targets of this kind."""
         as_chosen = self._current is self._alone or not self._choice.losses_together or not batch_size(targets)
         if as_chosen or self._losses_stay_apart(loss_fn, targets):
             return self._current.record_losses(loss_fn, outputs, targets)

@@ -1,7 +1,7 @@
-"""Operations that `vmap` computes rightly, but not so that records could be followed through them, in forms that can be followed.
+"""Operations that `vmap` computes correctly, but in a way that records cannot be traced through, in forms that can be traced.
 
-Some batching rules put records into one table that they find again by offsets, others loop over the records inside. The forms here have the
-same results:
+Some batching rules put all records into one table and index it by offsets; others loop over the records internally. The forms here have
+the same results:
 
     embedding       table[index], for every record from its own table
     attention       softmax(q·kᵀ·s + mask)·v

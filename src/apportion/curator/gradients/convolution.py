@@ -199,7 +199,7 @@ class ConvolutionUse:
             of_pixels.reshape(n, count, count),
             of_positions,
             size,
-            lambda faint: self._materialised_norms(everyone[faint]),
+            lambda underflowed: self._materialised_norms(everyone[underflowed]),
         )
 
     # -- answers --

@@ -151,7 +151,7 @@ def _call_bag(
     offsets: Tensor | None,
     coefficients: Tensor | None,
 ) -> Tensor:
-    """The ordinary forward pass. torch flattens the bags and finds them again by offsets, which nobody could follow."""
+    """The ordinary forward pass. torch flattens the bags and finds them again by offsets, which cannot be traced."""
     if (checker := engine.checker) is None:
         return original(tokens, offsets, coefficients)
     given = [value for value in (tokens, coefficients) if value is not None]

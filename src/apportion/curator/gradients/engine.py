@@ -41,10 +41,10 @@ class EngineChoice:
     Args:
         mode: the engine.
         alone: modules that run one record after the other inside an engine that runs all others together.
-        shared: calls of layers on something that belongs to no record.
+        shared: calls of layers on inputs that belong to no record, as embeddings of positions.
         losses_together: whether the losses of the records are evaluated together.
-        reasons: a sentence for everything that is not run in the fastest way.
-        path: on which records were followed through this engine (`proof.py`); `None` where they run alone.
+        reasons: one sentence for each part that does not run in the fastest way.
+        path: on which records were traced through this engine (`proof.py`); `None` where they run alone.
     """
 
     mode: Mode

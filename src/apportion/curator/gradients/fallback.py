@@ -1,8 +1,8 @@
-"""Modules without a rule of their own: the module alone runs record by record, under `torch.func.vmap` or one record after the other.
+"""Modules without a rule: the module runs record by record, under `torch.func.vmap` or in a loop.
 
 Every record gets its own copy θ_i of the module's trained parameters, as in the reference engine, and the backward pass leaves g_i in
-θ_i. The rest of the model keeps the fast path. One after the other is for modules whose records cannot be followed (`proof.py`): there is
-nothing that they could meet in.
+θ_i. The rest of the model keeps the fast path. The loop is for modules through which records cannot be traced (`proof.py`): a record that
+runs alone cannot mix with others.
 """
 
 from __future__ import annotations

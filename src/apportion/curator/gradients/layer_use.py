@@ -21,9 +21,9 @@ from torch import Tensor
 from apportion.curator.gradients.rounding import squared_row_norms
 
 MIN_EXACT_PRODUCT = 1e-32
-"""A float32 has all its digits down to 1e-38; the rest is room for the sums that follow."""
+"""Products below this are dropped. A float32 has all its digits down to 1e-38; the difference is room for later sums."""
 MAX_SAFE_FACTOR = 1e10
-"""Numbers beyond this could enlarge rounding errors of the faintest ones to something that counts."""
+"""Larger factors could magnify the rounding errors of the smallest products until they matter."""
 CHUNK_NUMBERS = 1 << 20
 """Numbers in one temporary, for each thread: 4 MiB of float32 stay in the caches."""
 
@@ -62,7 +62,7 @@ class LayerUse(Protocol):
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """For norms and sums: autograd does not watch, and `torch.autocast` does not turn products into bfloat16, as a loop may want it to."""
+    """For norms and sums: without autograd, and without `torch.autocast`, which would compute products in bfloat16."""
     with torch.no_grad(), ExitStack() as stack:
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
@@ -71,13 +71,13 @@ def full_precision() -> Iterator[None]:
 
 
 def split_records(records: int, numbers_each: int) -> list[slice]:
-    """Slices of records whose temporaries stay in the caches of the cores, which share the records of a slice."""
+    """Slices of records whose temporaries fit into the caches of the cores; the cores share the records of a slice."""
     size = torch.get_num_threads() * max(1, CHUNK_NUMBERS // max(1, numbers_each))
     return [slice(start, min(start + size, records)) for start in range(0, records, size)]
 
 
 def upcast_half(values: Tensor) -> Tensor:
-    """Numbers of 16 bits in float32: rounding of bfloat16, 1/256, is far more than the headroom of clipping."""
+    """16-bit floats as float32: the rounding of bfloat16, 1/256, is far more than the headroom of clipping."""
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
@@ -103,7 +103,7 @@ def scale_rows(weights: Tensor, values: Tensor, partner: Tensor | None) -> Tenso
 
 
 def is_safe_factor(values: Tensor) -> bool:
-    """Whether no number is beyond `MAX_SAFE_FACTOR`, or is none."""
+    """Whether every entry is at most `MAX_SAFE_FACTOR` in magnitude and none is NaN."""
     return not values.numel() or all(bool(end.abs() <= MAX_SAFE_FACTOR) for end in values.aminmax())
 
 

@@ -97,8 +97,8 @@ def _choose_kernel(positions: int, size_in: int, size_out: int) -> str:
 
 
 def _gram_norms(inputs: Tensor, gradients: Tensor) -> Tensor:
-    def again(faint: Tensor) -> Tensor:
-        return _materialised_norms(inputs[faint], gradients[faint])
+    def again(underflowed: Tensor) -> Tensor:
+        return _materialised_norms(inputs[underflowed], gradients[underflowed])
 
     return norms_from_grams(gram_matrix(inputs), gram_matrix(gradients), inputs.shape[2] + gradients.shape[2], again)
 

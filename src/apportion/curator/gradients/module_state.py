@@ -1,9 +1,9 @@
-"""What modules remember of the records they saw is forgotten before they see others.
+"""The state of a model's modules: restored between micro-batches, and its structure, which must not change during a run.
 
-A module may keep numbers, tensors or anything else in attributes, in buffers that it makes or replaces, in hooks or children that it
-adds, in lists, dicts and sets: a running mean, the last hidden state, a table that grows. With those the records of one micro-batch would
-reach the gradients of another, past clipping, or end a run that would not have ended without them. What is changed inside an object of a
-class of its own is not undone, nor are attributes of scripted modules.
+A module may store numbers, tensors or anything else in attributes, in buffers that it creates or replaces, in hooks or children that it
+adds, in lists, dicts and sets: a running mean, the last hidden state, a table that grows. With these, the records of one micro-batch would
+reach the gradients of another, bypassing clipping, or end a run that would not have ended without them. Changes inside an object of a
+user-defined class are not undone, nor are attributes of scripted modules.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MISSING = object()
 
 
 class ModuleState:
-    """All modules of a model as they are now: attributes, children, buffers, hooks. Without `training`, and without parameters' values."""
+    """A snapshot of all modules of a model: attributes, children, buffers and hooks; not `training`, nor the values of parameters."""
 
     def __init__(self, model: nn.Module):
         self._modules = [(module, _attributes(module)) for module in model.modules()]
@@ -56,7 +56,7 @@ class ModuleState:
                 self._collect(owner, value.values() if isinstance(value, dict) else value, tensors, seen)
 
     def find_change(self) -> tuple[nn.Module, str] | None:
-        """The first attribute that is not as it was, and its module; `None` if all are."""
+        """The module and the name of the first attribute that has changed; `None` if none has."""
         for module, before in self._modules:
             now = _attributes(module)
             for name in now.keys() | before.keys():
@@ -70,7 +70,7 @@ class ModuleState:
         return None
 
     def restore(self) -> None:
-        """Put them back. May raise if a tensor was changed beyond that; a new copy of the model is needed then."""
+        """Restore the snapshot. Raises if a tensor was changed too much for that; then a new copy of the model is needed."""
         for module, before in self._modules:
             now = vars(module)
             for name in now.keys() - before.keys() - {"training"}:
@@ -97,7 +97,7 @@ class ModuleState:
 
 
 class StatelessLoss:
-    """A loss that is a module: whatever it keeps of a record is gone when it is called again."""
+    """A loss that is a module: its state is restored before every call, so that nothing of one record reaches the next."""
 
     def __init__(self, loss: nn.Module):
         self.loss, self._state = loss, ModuleState(loss)
@@ -140,7 +140,7 @@ class ModelStructure:
         self._learns = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
 
     def require_same(self, model: nn.Module) -> None:
-        """Refuse a model that was rebuilt since: its copies inside the engine would go on as before."""
+        """Refuse a model that was rebuilt since: the copy inside the engine would not have the change."""
         modules = dict(model.named_modules())
         for path in self._modules | modules:
             if self._modules.get(path) is not modules.get(path):

@@ -36,7 +36,7 @@ LayerCall = tuple[str, int]
 
 
 class RecordChecker(Protocol):
-    """Looks on while an engine runs on tensors without values."""
+    """Checks, while an engine runs on tensors without values, that its layers get the rows of single records (`proof.py`)."""
 
     def require_own_input(self, call: LayerCall, value: Tensor) -> None:
         """Raise if a layer is called with something that belongs to no record."""
@@ -47,7 +47,7 @@ class RecordChecker(Protocol):
         ...
 
     def replace_kernel(self, outputs: Callable[[], tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
-        """In place of a kernel of the engine's own that is known to keep records apart: its outputs, and gradients for its inputs."""
+        """Stands for one of the engine's own kernels, which are known to keep records apart: its outputs, and gradients of its inputs."""
         ...
 
     def make_traced(self, shape: tuple[int, ...], dimension: int, like: Tensor) -> Tensor:
@@ -55,12 +55,12 @@ class RecordChecker(Protocol):
         ...
 
     def output_alone(self, path: str, call: int, inputs: Any) -> Any:
-        """In place of a module that runs one record after the other: what its call number `call` returns."""
+        """Stands for a module that runs one record after the other: what its call number `call` returns."""
         ...
 
 
 class InputOverwritten(UnsupportedModel):
-    """A later layer wrote over the input that a layer had noted."""
+    """A later layer overwrote an input that is needed in the backward pass."""
 
     def __init__(self, layer: str):
         super().__init__(
@@ -119,7 +119,7 @@ class RecordGradients:
         return found | dict.fromkeys(self._shared, "rows of several uses added")
 
     def zero_records(self, records: Tensor) -> None:
-        """Records that contribute nothing, a mask (b,): what is not finite must not meet a weight of zero."""
+        """Set the gradients of these records, a mask (b,), to zero: NaN times a weight of zero would still be NaN."""
         for use in self._uses:
             use.zero_records(records)
 
@@ -180,7 +180,7 @@ class OnePass:
     """
 
     checker: RecordChecker | None = None
-    """Told of everything that must belong to one record each, while the engine is followed (`proof.py`)."""
+    """While the engine is traced (`proof.py`), checks everything whose rows must belong to one record each."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class OnePass:
         self._copied: list[tuple[int, int]] = []
 
     def hook_layer(self, module: nn.Module, path: str, names: Mapping[str, str], make: Callable[..., LayerUse]) -> None:
-        """At every call of `module` note its input, and have the gradient of its output delivered."""
+        """At every call of `module` save its input, and have the gradient of its output delivered."""
 
         def noted(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> Tensor:
             given = inputs[0] if inputs else named["input"]
@@ -242,7 +242,7 @@ class OnePass:
         return rows.expand(self._records, *rows.shape[1:])
 
     def save_input(self, path: str, value: Tensor, batch_dimension: int = 0) -> Tensor:
-        """Keep an input for the backward pass, and see that nobody writes over it."""
+        """Keep an input for the backward pass, and detect later whether it was overwritten."""
         kept = value.detach()
         if self.checker is not None:
             self.checker.require_rows(f"the input of {path}", value, batch_dimension)
@@ -282,7 +282,7 @@ class OnePass:
         self._collected.append(use)
 
     def _require_one_row_each(self, use: LayerUse, value: Tensor, batch_dimension: int = 0) -> None:
-        """A layer that gets several rows of a record would clip each of them by itself: k rows would add up to k·C."""
+        """A layer that gets k rows of one record would clip each of them separately, and they would add up to k·C."""
         if self.checker is not None:
             self.checker.require_rows(", ".join(use.names.values()), value, batch_dimension)
             return
@@ -331,13 +331,13 @@ class OnePass:
         return bool(self._run_alone)
 
     def row_leaves(self) -> list[Tensor]:
-        """Where autograd leaves the gradients of modules without a rule, a row for each record."""
+        """The tensors in which autograd leaves the gradients of modules without a rule, one row per record."""
         return list(self._leaves)
 
     def sync_weights(self) -> None:
-        """Take over weights, buffers and training flags as the model has them now; to be called before every step.
+        """Copy weights, buffers and training flags from the model; to be called before every step.
 
-        Micro-batches look for changes themselves, but one that was made through `parameter.data` leaves no trace.
+        Micro-batches detect changes themselves, except those made through `parameter.data`, which leave no trace.
         """
         self._copied = []
         self._sync()

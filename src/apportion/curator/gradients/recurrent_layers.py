@@ -1,7 +1,11 @@
 """Recurrent layers: RNN, LSTM, GRU and their cells.
 
 A layer in one direction multiplies, at every time step, W_ih with x_t and W_hh with h_{t−1}; an LSTM with a projection also W_hr with
-its output. `recurrent_cells.py` runs it and knows both sides of these products; `recurrent_layers.py` turns them into norms and sums.
+its output. `recurrent_cells.py` runs it and keeps both sides of these products; `TimeProducts` turns them into norms and sums.
+
+The gradient of a matrix is g = Σ_t β_t ⊗ a_t with its inputs a_t and the gradients β_t of the product, as for a linear layer over T
+positions; the ways to ‖g‖² are those of `linear.py`. Here several matrices may have the same β_t, so one Gram matrix of β serves all of
+them, and everything is time-major, (T, b, ·), as a loop over time leaves it.
 """
 
 from __future__ import annotations
@@ -108,9 +112,9 @@ class TimeProducts:
         return _sum_outer_products(self._gradients[:, records], inputs[:, records])
 
     def zero_records(self, records: Tensor) -> None:
-        silent = records[:, None]
-        self._gradients = self._gradients.masked_fill(silent, 0)
-        self._inputs = [(name, inputs.masked_fill(silent, 0)) for name, inputs in self._inputs]
+        mask = records[:, None]
+        self._gradients = self._gradients.masked_fill(mask, 0)
+        self._inputs = [(name, inputs.masked_fill(mask, 0)) for name, inputs in self._inputs]
 
 
 def _sum_outer_products(gradients: Tensor, inputs: Tensor) -> Tensor:

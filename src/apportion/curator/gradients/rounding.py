@@ -40,9 +40,9 @@ def squared_row_norms(values: Tensor) -> Tensor:
     if whole:
         pieces = flat[:, :whole].unflatten(1, (-1, MAX_FLOAT32_TERMS))
         total += torch.linalg.vector_norm(pieces, dim=2).double().square().sum(1)
-    faint = (total < UNDERFLOW_LIMIT).nonzero()[:, 0]
-    if len(faint) and values.dtype != torch.float64:
-        total[faint] = torch.linalg.vector_norm(flat[faint], dim=1, dtype=torch.float64).square()
+    underflowed = (total < UNDERFLOW_LIMIT).nonzero()[:, 0]
+    if len(underflowed) and values.dtype != torch.float64:
+        total[underflowed] = torch.linalg.vector_norm(flat[underflowed], dim=1, dtype=torch.float64).square()
     return total
 
 
@@ -80,7 +80,7 @@ def norms_from_grams(of_inputs: Tensor, of_gradients: Tensor, size: int, again: 
     norms: Tensor = (
         exact + unit * size**0.5 * lengths.square() + rounding_margin(of_inputs.shape[1], of_inputs.dtype) * magnitudes
     )
-    faint = ((inputs.sum(1) < UNDERFLOW_LIMIT) | (gradients.sum(1) < UNDERFLOW_LIMIT)).nonzero()[:, 0]
-    if len(faint) and of_inputs.dtype != torch.float64:
-        norms[faint] = again(faint)
+    underflowed = ((inputs.sum(1) < UNDERFLOW_LIMIT) | (gradients.sum(1) < UNDERFLOW_LIMIT)).nonzero()[:, 0]
+    if len(underflowed) and of_inputs.dtype != torch.float64:
+        norms[underflowed] = again(underflowed)
     return norms
