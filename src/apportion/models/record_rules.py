@@ -9,6 +9,7 @@ In-place operations have the rule of their ordinary twin, and must leave the rec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -238,24 +239,12 @@ _FACTORY_OPERATIONS = frozenset(
 _RANDOM_OPERATIONS = frozenset(
     {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "normal", "bernoulli", "poisson"}
 )
-_KEEP_NUMBERS = frozenset(
-    (
-        *(
-            "view",
-            "reshape",
-            "_unsafe_view",
-            "_reshape_alias",
-            "expand",
-            "unsqueeze",
-            "squeeze",
-            "permute",
-            "transpose",
-            "t",
-        ),
-        *("detach", "alias", "clone", "_to_copy", "lift_fresh", "slice"),
-        *("index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put"),
-    )
+_NUMBER_OPERATIONS = (
+    "view reshape _unsafe_view _reshape_alias expand unsqueeze squeeze permute transpose t detach alias clone "
+    "_to_copy lift_fresh slice index index_put index_put_ _unsafe_index _unsafe_index_put"
 )
+_KEEP_NUMBERS = frozenset(_NUMBER_OPERATIONS.split())
+"""Operations after which row i still holds the number i, or which use it to pick rows."""
 
 
 def _record_dims(sizes: Sequence[int], tracer: RecordTracer) -> list[int]:
@@ -406,25 +395,15 @@ def _view(given: Arguments, tracer: RecordTracer, name: str) -> Places:
     if place is None:
         return None
     old, new = list(_shape(value)), list(given["size"] if "size" in given else given["shape"])
-    numel = 1
-    for size in old:
-        numel *= size
     if -1 in new:
-        known = 1
-        for size in new:
-            known *= size if size != -1 else 1
-        new[new.index(-1)] = numel // max(1, known)
-    behind = 1
-    for size in old[place.dim + 1 :]:
-        behind *= size
+        known = math.prod(size for size in new if size != -1)
+        new[new.index(-1)] = math.prod(old) // max(1, known)
     dims = _record_dims(new, tracer)
     if len(dims) != 1:
         raise RecordsMayMix(name, "its new shape has no dimension for the records")
-    after = 1
-    for size in new[dims[0] + 1 :]:
-        after *= size
     if place.inner == ANY:
         return Place(dims[0], 1 if new[dims[0]] == tracer.records else ANY)
+    behind, after = math.prod(old[place.dim + 1 :]), math.prod(new[dims[0] + 1 :])
     inner, rest = divmod(behind * place.inner, after)
     if rest or inner == 0 or new[dims[0]] % (tracer.records * inner):
         raise RecordsMayMix(name, "it reshapes across records")

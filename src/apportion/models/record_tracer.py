@@ -199,44 +199,16 @@ def _count_seen_method(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in (
-    *(
-        "__add__",
-        "__radd__",
-        "__sub__",
-        "__rsub__",
-        "__truediv__",
-        "__rtruediv__",
-        "__rfloordiv__",
-        "__mod__",
-        "__rmod__",
-    ),
-    *("__divmod__", "__rdivmod__", "__pow__", "__rpow__", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__"),
-    *("__rand__", "__ror__", "__rxor__", "__rlshift__", "__rrshift__", "__neg__", "__pos__", "__abs__", "__invert__"),
-    *(
-        "__int__",
-        "__float__",
-        "__index__",
-        "__trunc__",
-        "__floor__",
-        "__ceil__",
-        "__round__",
-        "__hash__",
-        "__str__",
-        "__repr__",
-    ),
-    *(
-        "__format__",
-        "__reduce__",
-        "__getnewargs__",
-        "__sizeof__",
-        "bit_length",
-        "bit_count",
-        "to_bytes",
-        "as_integer_ratio",
-    ),
-    *("conjugate",),
-):
+_SEEN_METHODS = (
+    "__add__ __radd__ __sub__ __rsub__ __truediv__ __rtruediv__ __rfloordiv__ __mod__ __rmod__ __divmod__ "
+    "__rdivmod__ __pow__ __rpow__ __and__ __or__ __xor__ __lshift__ __rshift__ __rand__ __ror__ __rxor__ __rlshift__ "
+    "__rrshift__ __neg__ __pos__ __abs__ __invert__ __int__ __float__ __index__ __trunc__ __floor__ __ceil__ "
+    "__round__ __hash__ __str__ __repr__ __format__ __reduce__ __getnewargs__ __sizeof__ bit_length bit_count "
+    "to_bytes as_integer_ratio conjugate"
+)
+"""Whatever else is done with a number of records may depend on its value."""
+
+for _name in _SEEN_METHODS.split():
     setattr(RecordCount, _name, _count_seen_method(_name))
 for _name in ("real", "numerator"):
     setattr(RecordCount, _name, property(_count_seen_method("__int__")))
@@ -315,23 +287,11 @@ def _arguments_equal(mine: tuple[Any, ...], theirs: tuple[Any, ...]) -> bool:
 
 _SIZE_QUERIES = {Tensor.__len__, Tensor.is_contiguous, Tensor.is_same_size, torch.is_same_size, Tensor.__sizeof__}
 """Of what these answer, nobody can see that it is about the number of records."""
-_VALUE_QUERIES = {
-    getattr(Tensor, name)
-    for name in (
-        *("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__contains__"),
-        *(
-            "__array__",
-            "__dlpack__",
-            "data_ptr",
-            "untyped_storage",
-            "storage",
-            "is_nonzero",
-            "__reduce_ex__",
-            "__hash__",
-        ),
-    )
-    if hasattr(Tensor, name) and name != "__hash__"
-}
+_VALUE_METHODS = (
+    "item tolist numpy __bool__ __float__ __int__ __index__ __complex__ __contains__ __array__ __dlpack__ data_ptr "
+    "untyped_storage storage is_nonzero __reduce_ex__"
+)
+_VALUE_QUERIES = {getattr(Tensor, name) for name in _VALUE_METHODS.split() if hasattr(Tensor, name)}
 
 
 class _PythonQueries(TorchFunctionMode):

@@ -35,6 +35,10 @@ from apportion.curator.gradients.batching_forms import TRACEABLE_FORMS
 from apportion.errors import UnsupportedModel
 
 
+def _always(*_: Any, **__: Any) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class WrongRule:
     """One operation that comes out wrong under `vmap`.
@@ -42,20 +46,20 @@ class WrongRule:
     Args:
         operation: its name, for people, with the condition under which it is wrong.
         fault: what goes wrong, in one sentence.
-        seen: versions of torch that have the fault.
         called: the functions that compute it, as a `TorchFunctionMode` sees them. They take the same arguments.
         met: whether a call with these arguments meets the condition.
-        instead: how to compute the same with rules that are right. Without, the model is refused.
-        operators: what is left of it at the kernels, after batching, where that can be told from a right call by `met`.
+        instead: computes the same with rules that are right. Without it the model is refused.
+        operators: what is left of it at the kernels, after batching, where `met` can tell that from a right call.
+        seen: versions of torch that have the fault.
     """
 
     operation: str
     fault: str
-    seen: tuple[str, ...]
     called: tuple[Any, ...]
-    met: Callable[..., bool]
+    met: Callable[..., bool] = _always
     instead: Callable[..., Any] | None = None
     operators: tuple[Any, ...] = ()
+    seen: tuple[str, ...] = ("2.13.0",)
 
 
 def _every_overload(name: str) -> tuple[Any, ...]:
@@ -63,10 +67,6 @@ def _every_overload(name: str) -> tuple[Any, ...]:
     packet = getattr(torch.ops.aten, name)
     places = [getattr(place, name) for place in (torch, Tensor) if hasattr(place, name)]
     return (*places, packet, *(getattr(packet, overload) for overload in packet.overloads()))
-
-
-def _always(*_: Any, **__: Any) -> bool:
-    return True
 
 
 # Embedding
@@ -224,7 +224,6 @@ _OWN_GENERATOR = WrongRule(
     operation="random numbers from generator=",
     fault="all records draw from one stream, so what a record draws depends on its place in the micro-batch and is not what it "
     "draws alone",
-    seen=("2.13.0",),
     called=(),
     met=_has_own_generator,
 )
@@ -235,7 +234,6 @@ WRONG_RULES: tuple[WrongRule, ...] = (
         operation="embedding with padding_idx",
         fault="the tables of all records are put one below the other and only row padding_idx of the first is padding, so the "
         "padding of all other records gets a gradient",
-        seen=("2.13.0",),
         called=(functional.embedding,),
         met=_function_pads,
         instead=_function_without_padding,
@@ -243,7 +241,6 @@ WRONG_RULES: tuple[WrongRule, ...] = (
     WrongRule(
         operation="the operator embedding with padding_idx",
         fault="as of the function embedding",
-        seen=("2.13.0",),
         called=_every_overload("embedding"),
         met=_operator_pads,
         instead=_operator_without_padding,
@@ -252,7 +249,6 @@ WRONG_RULES: tuple[WrongRule, ...] = (
     WrongRule(
         operation="roll of a scalar",
         fault="the records are rolled: each gets the value of its neighbour",
-        seen=("2.13.0",),
         called=_every_overload("roll"),
         met=_is_scalar,
         instead=_clone,
@@ -260,15 +256,12 @@ WRONG_RULES: tuple[WrongRule, ...] = (
     WrongRule(
         operation="select_scatter",
         fault="the gradient of src is multiplied by the size of the dimension",
-        seen=("2.13.0",),
         called=_every_overload("select_scatter"),
-        met=_always,
         instead=_scatter_slice,
     ),
     WrongRule(
         operation="index_fill with a value that records do not share and an input that they share",
         fault="the values of several records are written over each other, and have no gradient",
-        seen=("2.13.0",),
         called=_every_overload("index_fill"),
         met=_value_is_tensor,
         instead=_fill_copies,
@@ -276,7 +269,6 @@ WRONG_RULES: tuple[WrongRule, ...] = (
     WrongRule(
         operation="max of everything",
         fault="where several elements have the maximum one of them gets the whole gradient, instead of each an equal share",
-        seen=("2.13.0",),
         called=_every_overload("max"),
         met=_reduces_everything,
         instead=_with_tied_gradient(torch.max),
@@ -284,7 +276,6 @@ WRONG_RULES: tuple[WrongRule, ...] = (
     WrongRule(
         operation="min of everything",
         fault="as of max",
-        seen=("2.13.0",),
         called=_every_overload("min"),
         met=_reduces_everything,
         instead=_with_tied_gradient(torch.min),
@@ -292,7 +283,6 @@ WRONG_RULES: tuple[WrongRule, ...] = (
     WrongRule(
         operation="median of everything",
         fault="as of max",
-        seen=("2.13.0",),
         called=_every_overload("median"),
         met=_reduces_everything,
         instead=_with_tied_gradient(torch.median),
@@ -300,7 +290,6 @@ WRONG_RULES: tuple[WrongRule, ...] = (
     WrongRule(
         operation="nanmedian of everything",
         fault="as of max",
-        seen=("2.13.0",),
         called=_every_overload("nanmedian"),
         met=_reduces_everything,
         instead=_with_tied_gradient(torch.nanmedian),
@@ -308,7 +297,6 @@ WRONG_RULES: tuple[WrongRule, ...] = (
     WrongRule(
         operation="squeeze_ without a dimension",
         fault="of a micro-batch of one record the dimension of the records is removed too",
-        seen=("2.13.0",),
         called=_every_overload("squeeze_"),
         met=_without_dimension,
         instead=_squeeze_one_by_one,
@@ -317,49 +305,37 @@ WRONG_RULES: tuple[WrongRule, ...] = (
         operation="as_strided",
         fault="strides are those of the micro-batch: other records may be read, and of a tensor that is expanded, as the records' "
         "copies of a parameter are, each record gets the mean of the gradients of all",
-        seen=("2.13.0",),
         called=(*_every_overload("as_strided"), *_every_overload("as_strided_copy")),
-        met=_always,
     ),
     WrongRule(
         operation="as_strided_",
         fault="the tensor keeps its shape and values",
-        seen=("2.13.0",),
         called=_every_overload("as_strided_"),
-        met=_always,
     ),
     WrongRule(
         operation="set_",
         fault="the tensor keeps its values",
-        seen=("2.13.0",),
         called=_every_overload("set_"),
-        met=_always,
     ),
     WrongRule(
         operation="resize_",
         fault="the values of all records are laid out anew, over the bounds of records",
-        seen=("2.13.0",),
         called=_every_overload("resize_"),
-        met=_always,
     ),
     WrongRule(
         operation="resize_as_",
         fault="the tensor keeps its shape",
-        seen=("2.13.0",),
         called=_every_overload("resize_as_"),
-        met=_always,
     ),
     WrongRule(
         operation="addbmm_ of a tensor that grows by it",
         fault="the tensor keeps its shape",
-        seen=("2.13.0",),
         called=_every_overload("addbmm_"),
         met=_grows,
     ),
     WrongRule(
         operation="linear_cross_entropy with options",
         fault="it takes the weights for frozen, as they say of themselves under vmap, and gives them no gradient",
-        seen=("2.13.0",),
         called=tuple(function for function in (getattr(functional, "linear_cross_entropy", None),) if function),
         met=_has_options,
         instead=_without_options,
@@ -368,17 +344,13 @@ WRONG_RULES: tuple[WrongRule, ...] = (
         operation="Tensor.requires_grad",
         fault="it is False for every tensor, so what a module does for the sake of gradients is left out: backward hooks of modules, "
         "`if x.requires_grad: x.register_hook(...)`",
-        seen=("2.13.0",),
         called=(_attribute_getter("requires_grad"),),
-        met=_always,
         instead=_read_unwrapped("requires_grad"),
     ),
     WrongRule(
         operation="Tensor.grad_fn",
         fault="it is None for every tensor",
-        seen=("2.13.0",),
         called=(_attribute_getter("grad_fn"),),
-        met=_always,
         instead=_read_unwrapped("grad_fn"),
     ),
     _OWN_GENERATOR,
