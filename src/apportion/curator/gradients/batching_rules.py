@@ -266,33 +266,15 @@ WRONG_RULES: tuple[WrongRule, ...] = (
         met=_value_is_tensor,
         instead=_fill_copies,
     ),
-    WrongRule(
-        operation="max of everything",
-        fault="where several elements have the maximum one of them gets the whole gradient, instead of each an equal share",
-        called=_every_overload("max"),
-        met=_reduces_everything,
-        instead=_with_tied_gradient(torch.max),
-    ),
-    WrongRule(
-        operation="min of everything",
-        fault="as of max",
-        called=_every_overload("min"),
-        met=_reduces_everything,
-        instead=_with_tied_gradient(torch.min),
-    ),
-    WrongRule(
-        operation="median of everything",
-        fault="as of max",
-        called=_every_overload("median"),
-        met=_reduces_everything,
-        instead=_with_tied_gradient(torch.median),
-    ),
-    WrongRule(
-        operation="nanmedian of everything",
-        fault="as of max",
-        called=_every_overload("nanmedian"),
-        met=_reduces_everything,
-        instead=_with_tied_gradient(torch.nanmedian),
+    *(
+        WrongRule(
+            operation=f"{name} of everything",
+            fault="where several elements have this value one of them gets the whole gradient, instead of each an equal share",
+            called=_every_overload(name),
+            met=_reduces_everything,
+            instead=_with_tied_gradient(getattr(torch, name)),
+        )
+        for name in ("max", "min", "median", "nanmedian")
     ),
     WrongRule(
         operation="squeeze_ without a dimension",
