@@ -8,10 +8,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.errors import UnsupportedModel
 from apportion.models import gradient_probe
-from apportion.models.gradient_probe import require_live_gradients
+from apportion.models.gradient_probe import GradientProbe, require_live_gradients
 from apportion.models.synthetic import prepare_model
 
 LOSSES = pytest.mark.parametrize("loss", [None, cross_entropy], ids=["size of outputs", "loss"])
@@ -104,3 +105,38 @@ def test_the_model_is_left_as_it_was():
     assert torch.equal(model.weight, before)
     assert model.weight.grad is None
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class _Limit(torch.autograd.Function):
+    """Limits the norm of the gradient of the whole micro-batch."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * (10 / gradient.norm()).clamp(max=1)
+
+
+class LimitsGradients(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(_Limit.apply(self.first(x)))
+
+
+def test_the_probe_alone_sees_a_limit_that_only_large_gradients_of_a_micro_batch_feel():
+    torch.manual_seed(0)
+
+    def small_loss(outputs, targets):
+        return 0.01 * (outputs * targets).sum(1).mean()
+
+    probe = GradientProbe(prepare_model(LimitsGradients()), small_loss, torch.zeros(4), torch.zeros(3))
+    assert not probe.agrees(EngineChoice("one-pass"))
+    without_limit = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    assert GradientProbe(prepare_model(without_limit), small_loss, torch.zeros(4), torch.zeros(3)).agrees(
+        EngineChoice("one-pass")
+    )
