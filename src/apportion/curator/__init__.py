@@ -1,4 +1,8 @@
-"""The trust boundary: the only room that reads private records. Everything it hands out went through a mechanism."""
+"""The trust boundary: the only room that reads private records. Everything it hands out went through a mechanism.
+
+`curator.py` has the order of one request; `records.py` the data; `gradients/` per-record gradients; `clipping.py` their clipped sum;
+`mechanisms.py` the noise; `randomness.py` where coins and noise come from.
+"""
 
 from __future__ import annotations
 
