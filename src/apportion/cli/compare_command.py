@@ -181,13 +181,18 @@ def choose_recipes(from_file: Any, chosen: list[str] | None, settings: dict[str,
     if not isinstance(given, list):
         return given  # the file is wrong; the settings say how
     choices: list[Any] = [{"name": choice} if isinstance(choice, str) else choice for choice in given]
+    own_roles = {
+        key.partition(".")[0] for key in settings if key.endswith(".kind")
+    }  # filled by a person's own strategy
     for key, value in settings.items():
         role, _, parameter = key.partition(".")
         validate.known(f"set {key}", role, ROLES, "it names no role")
         takers = [
             choice
             for choice in choices
-            if isinstance(choice, dict) and parameter in named(str(choice.get("name"))).parameters(role)
+            if isinstance(choice, dict)
+            and (recipe := named(str(choice.get("name")))).private
+            and (role in own_roles or parameter in recipe.parameters(role))
         ]
         if not takers:
             names = [str(choice.get("name")) for choice in choices if isinstance(choice, dict)]
