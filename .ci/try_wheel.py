@@ -18,7 +18,7 @@ import zipfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-NEEDED = ("py.typed", "compare/demo.toml", "report/template/page.html.j2", "report/template/style.css.j2")
+NEEDED = ("py.typed", "compare/demo.toml", "reporting/template/page.html.j2", "reporting/template/style.css.j2")
 FOREIGN = ("tests/", "reproduction/", "benchmarks/", ".ci/", "runs/")
 TRAIN = "train --data digits --epsilon 3 --delta 1e-5 --unit record --population 1437 --batch-size 128 --steps 10 --lr 1 --out one"
 COMPARE = "compare demo --steps 10 --out demo"
