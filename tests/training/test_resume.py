@@ -253,9 +253,9 @@ def test_other_settings_are_refused(tmp_path, dies):
     charged = tokens_of(tmp_path / "run")
     with pytest.raises(ap.InvalidArgument, match="started with plan.sampling.steps = 12, and now it is 13"):
         train(tmp_path / "run", "fresh", True, STEPS + 1, 5, Sudden())
-    with pytest.raises(ap.InvalidArgument, match="started with clip = .*Sudden.*Fixed"):
+    with pytest.raises(ap.InvalidArgument, match="started with plan.recipe.clip.kind = .*Sudden.*Fixed"):
         train(tmp_path / "run", "fresh", True, STEPS, 5, ap.clip.Fixed())
-    with pytest.raises(ap.InvalidArgument, match="started with spare = 5, and now it is 4"):
+    with pytest.raises(ap.InvalidArgument, match="started with plan.spare = 5, and now it is 4"):
         train(tmp_path / "run", "fresh", True, STEPS, 4, Sudden())
     with pytest.raises(ap.InvalidArgument, match="started with recovery = 'fresh', and now it is 'exact'"):
         train(tmp_path / "run", "exact", True, STEPS, 5, Sudden())
@@ -273,10 +273,14 @@ def test_what_cannot_be_resumed(tmp_path, model, records, budget):
         runs.train(model, cross_entropy, records, resume=True, seed=1, out=tmp_path / "none", **settings)
     with pytest.raises(ap.InvalidArgument, match="repeated bit for bit"):
         runs.train(model, cross_entropy, records, recovery=runs.Recovery(mode="exact"), **settings)
-    with pytest.raises(ap.InvalidArgument, match="recovery.spare=-1"):
-        runs.Recovery(spare=-1)
-    with pytest.raises(ap.InvalidArgument, match="recovery.mode='exakt'.*exact"):
-        runs.Recovery(mode="exakt")
+    with pytest.raises(ap.InvalidArgument, match="spare=-1"):
+        runs.train(model, cross_entropy, records, recovery=runs.Recovery(spare=-1), **settings)
+    with pytest.raises(ap.InvalidArgument, match="recovery='exakt'.*exact"):
+        ap.Storage(tmp_path / "none", recovery="exakt")
+    with pytest.raises(ap.InvalidArgument, match="every=0"):
+        ap.Storage(tmp_path / "none", every=0)
+    with pytest.raises(ap.InvalidArgument, match="folder=3: it is not a path"):
+        ap.Storage(3)
 
 
 def test_an_older_copy_of_the_ledger_is_refused(tmp_path, dies):
