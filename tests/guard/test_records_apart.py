@@ -18,7 +18,7 @@ from apportion.models.gradient_probe import GradientProbe
 from apportion.models.synthetic import prepare_model
 from apportion.models.vetting import VettedEngine
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Frame, Request
-from apportion.training.session import require_trainable
+from apportion.training.opening import require_trainable
 from items import Items
 
 BOUND = 1 + FLOAT32_HEADROOM

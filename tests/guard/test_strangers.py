@@ -26,7 +26,7 @@ from apportion.errors import InvalidArgument, UnsupportedModel
 from apportion.models.memory import resolve_micro_batch
 from apportion.models.vetting import VettedEngine
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Request
-from apportion.training.session import require_trainable
+from apportion.training.opening import require_trainable
 from items import Items
 from strangers import STRANGERS
 from strangers.stranger import APART
