@@ -189,7 +189,7 @@ def test_both_a_file_and_thresholds_or_neither(tmp_path):
 
 def test_a_run_that_waits_for_its_thresholds_charges_nothing(model, records, budget, tmp_path):
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    with pytest.raises(InvalidArgument, match="clip.thresholds"):
+    with pytest.raises(InvalidArgument, match="it needs thresholds, and has none"):
         runs.train(
             model,
             nn.CrossEntropyLoss(),

@@ -145,7 +145,7 @@ def test_citations_name_what_is_used():
     assert "polyak1992" in citation_keys(recipes.named("abadi").with_settings({"update.average": 0.9}))
     assert citation_keys("non-private") == ()
     assert ap.cite("lin-decay").startswith("@article{lin2022,")
-    with pytest.raises(InvalidArgument, match="neither a run nor a recipe"):
+    with pytest.raises(InvalidArgument, match="neither a run nor a plan nor a recipe"):
         ap.cite(3)
     cited = {key for name in LISTED for key in citation_keys(name)}
     assert cited | {"polyak1992"} == set(BIBTEX), "an entry that nothing uses, or the other way round"

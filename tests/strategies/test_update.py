@@ -127,7 +127,7 @@ def test_both_weights_are_saved(model, records, budget, tmp_path):
     public = tmp_path / "run" / "public"
     assert same(load_file(public / "weights.safetensors"), weights(model))
     assert same(load_file(public / "averaged.safetensors"), weights(run.averaged))
-    assert json.loads((public / "configuration.json").read_text())["update"] == {
+    assert json.loads((public / "configuration.json").read_text())["plan"]["recipe"]["update"] == {
         "kind": "Plain",
         "average": 0.9,
         "divide_by_clip": False,
@@ -161,7 +161,7 @@ def test_the_average_survives_a_crash(model, records, budget, tmp_path):
     first = private(resume=False)
     go_on(first, steps=3)
     before = weights(first.run.averaged)
-    with pytest.raises(ap.InvalidArgument, match="the run was started with update"):
+    with pytest.raises(ap.InvalidArgument, match="the run was started with plan.recipe.update.average"):
         private(resume=True, average=0.8)
     second = private(resume=True)
     assert same(weights(second.run.averaged), before)

@@ -145,7 +145,8 @@ def cite(used: Any) -> str:
 
 def citation_keys(used: Any) -> tuple[str, ...]:
     """The keys of `BIBTEX` that `used` rests on: the method's own first, then DP-SGD and the accountant."""
-    used = getattr(used, "plan", used)  # of a run
+    layers = used.model.modules() if hasattr(used, "plan") else ()  # of a run
+    used = getattr(used, "plan", used)
     used = getattr(used, "recipe", used)  # of a plan
     recipe = named(used) if isinstance(used, str) else used
     if not isinstance(recipe, Recipe):
@@ -162,7 +163,7 @@ def citation_keys(used: Any) -> tuple[str, ...]:
         kinds["noise"] = kinds["clip"]
     grouped = getattr(recipe.clip, "groups", "flat") != "flat"
     averaged = isinstance(recipe.update, Plain) and recipe.update.average is not None
-    tempered = recipe.model is not None
+    tempered = recipe.model is not None or any(type(layer).__name__ == "TemperedSigmoid" for layer in layers)
     own = [_OF_STRATEGY[role][kind] for role, kind in kinds.items() if kind in _OF_STRATEGY[role]]
     extra = {"he2023": grouped, "papernot2021": tempered, "polyak1992": averaged}
     first = ["he2023"] if grouped and kinds["clip"] == "Quantile" else []
