@@ -16,7 +16,7 @@ from apportion.errors import InvalidArgument
 _OURS = "apportion.strategies."
 _MEMBERS = {
     "clip": ("init", "propose", "observe"),
-    "noise": ("relative", "multiplier"),
+    "noise": ("relative",),
     "update": ("init", "transform", "observe"),
     "model": ("scale", "temperature", "offset"),
 }
@@ -73,7 +73,7 @@ def _find(role: str, name: str) -> Any:
 def _require_strategy(role: str, name: str, found: Any) -> Any:
     """Only a class that has the members of the role is called: a file must not choose what else is run, as `os:system` would be."""
     members = _MEMBERS[role]
-    if not isinstance(found, type) or not all(_has(found, member) for member in members):
+    if not isinstance(found, type) or not all(hasattr(found, member) for member in members):
         raise InvalidArgument(
             f"{role}.kind",
             name,
@@ -81,11 +81,6 @@ def _require_strategy(role: str, name: str, found: Any) -> Any:
             "Name a class that fills the role",
         )
     return found
-
-
-def _has(kind: type, member: str) -> bool:
-    """Whether a class has a method or property, or, as a dataclass or by annotation, a field."""
-    return hasattr(kind, member) or any(member in vars(base).get("__annotations__", {}) for base in kind.__mro__)
 
 
 def _frozen(value: Any) -> Any:
