@@ -1,6 +1,8 @@
 """The plan: what people hold. It is calibrated once, prices itself, survives a file, and is what a run executes."""
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -301,7 +303,8 @@ def test_sums_are_divided_by_the_declared_population(records):
         recipe = ap.recipes.abadi(multiplier=2.0)
         plan = ap.plan(recipe, budget=BUDGET, population=population, sample_rate=0.5, steps=1)
         model = nn.Linear(4, 2)
-        nn.init.zeros_(model.weight)
+        for parameter in model.parameters():  # both runs begin at the same place
+            nn.init.zeros_(parameter)
         ap.train(model, cross_entropy, records, plan, lr=1.0, seed=7)
         moves.append(model.weight.detach().clone())
     torch.testing.assert_close(moves[0], 2 * moves[1])
@@ -370,6 +373,48 @@ def test_an_update_that_does_not_fit_is_refused_before_anything_is_charged(model
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda released: None,
+        lambda released: list(released.gradient.values()),
+        lambda released: {name: value.double() for name, value in released.gradient.items()},
+        lambda released: {name: value.numpy() for name, value in released.gradient.items()},
+        lambda released: dict.fromkeys(released.gradient, 1.0),
+        lambda released: (released.gradient.popitem(), released.gradient)[1],
+    ],
+    ids=["nothing", "a list", "another type", "arrays", "numbers", "the released one without a part"],
+)
+def test_what_the_optimiser_cannot_take_is_refused_before_anything_is_charged(transform, model, records, tmp_path):
+    class Odd(Filter):
+        def transform(self, state, released):
+            return transform(released)
+
+    plan = ap.plan(ap.Recipe(update=Odd()), budget=BUDGET, population=40, sample_rate=0.5, steps=3)
+    with pytest.raises(ap.InvalidArgument, match="names and shapes"):
+        ap.train(model, cross_entropy, records, plan, lr=0.5, storage=ap.Storage(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_rehearsing_an_update_leaves_no_trace_in_its_state(model, records):
+    class Counts(Filter):
+        def init(self, parameters):
+            return {"steps": 0}
+
+        def transform(self, state, released):
+            state["steps"] += 1
+            return released.gradient
+
+        def observe(self, state, released, parameters):
+            seen.append(state["steps"])
+            return state
+
+    seen = []
+    plan = ap.plan(ap.Recipe(update=Counts()), budget=BUDGET, population=40, sample_rate=0.5, steps=3)
+    ap.train(model, cross_entropy, records, plan, lr=0.5)
+    assert seen == [1, 2, 3]
+
+
 def test_an_update_of_ones_own_goes_on_after_a_crash(records, tmp_path):
     plan = ap.plan(ap.Recipe(update=Filter(0.5)), budget=BUDGET, population=40, sample_rate=0.5, steps=6, spare=1)
 
@@ -410,3 +455,72 @@ def test_an_update_of_ones_own_in_settings(tmp_path, monkeypatch):
     assert recipe.update.part == 0.25
     with pytest.raises(ap.InvalidArgument, match="not an update strategy"):
         named("abadi").with_settings({"update.kind": "dataclasses:dataclass"})
+
+
+# --- what an adversary tries ----------------------------------------------------------------------------------------------------
+
+
+def test_the_statement_prices_what_was_declared_whatever_the_plan_remembers(model, records):
+    plan = ap.plan("abadi", budget=BUDGET, population=40, sample_rate=0.5, steps=2)
+    vars(plan)["epsilon"] = 0.01  # as if an earlier version had computed it
+    statement = ap.train(model, cross_entropy, records, plan, lr=0.5).statement()
+    assert statement["epsilon"] == replace(plan).epsilon > 1
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))])
+def test_a_copy_is_checked_and_priced_anew(copied):
+    plan = planned("abadi")
+    price = plan.epsilon
+    vars(plan)["epsilon"] = 0.01
+    assert copied(plan).epsilon == price
+    object.__setattr__(plan, "multipliers", (-1.0,))
+    with pytest.raises(ap.InvalidArgument, match="multipliers=-1.0"):
+        copied(plan)
+
+
+@pytest.mark.parametrize("relative", [0.0, -1.0, float("inf"), float("nan"), None, "1", [1.0, 2.0]])
+def test_a_schedule_that_returns_no_positive_number_is_refused(relative):
+    class Odd:
+        multiplier = None
+
+        def relative(self, context):
+            return relative
+
+    with pytest.raises(ap.InvalidArgument, match=r"noise\.relative="):
+        planned(ap.Recipe(noise=Odd()))
+
+
+@pytest.mark.parametrize("role", ["clip", "noise", "update", "model"])
+@pytest.mark.parametrize("kind", ["os:system", "subprocess:Popen", "builtins:dict"])
+def test_a_file_runs_nothing_but_strategies(role, kind, tmp_path):
+    content = json.loads(planned("abadi").to_json())
+    command = ["touch", str(tmp_path / "seen")]
+    options = {"os:system": {"command": " ".join(command)}, "subprocess:Popen": {"args": command}}.get(kind, {})
+    content["recipe"][role] = {"kind": kind, **options}
+    with pytest.raises(ap.InvalidArgument, match=f"{role}.kind='{kind}': it is not an? {role} strategy"):
+        ap.Plan.from_json(json.dumps(content))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_given_multiplier_of_a_file_is_the_one_that_is_executed():
+    plan = planned(ap.Recipe(noise=ap.noise.Constant(multiplier=5.0)))
+    assert ap.Plan.from_json(plan.to_json()) == plan
+    content = json.loads(plan.to_json())
+    content["recipe"]["noise"]["multiplier"] = 6.0
+    with pytest.raises(ap.InvalidArgument, match="not those of its noise strategy"):
+        ap.Plan.from_json(json.dumps(content))
+
+
+def test_a_file_that_is_nested_too_deeply_is_refused():
+    text = planned("abadi").to_json()
+    for depth in (300, 900, 20_000):
+        nested = text.replace('"flat"', "[" * depth + "]" * depth)
+        assert nested != text
+        with pytest.raises(ap.InvalidArgument):
+            ap.Plan.from_json(nested)
+
+
+@pytest.mark.parametrize("name", [None, 5, "two\nlines", "\ud800"])
+def test_a_name_that_cannot_be_written_is_refused_before_a_run(name):
+    with pytest.raises(ap.InvalidArgument, match="not a printable text"):
+        ap.Recipe(name=name)

@@ -34,6 +34,7 @@ ROWS = 6
 """Of a printed plan."""
 POINTS = 40
 """At how many steps the budget spent so far is priced for a drawing."""
+_RELATIVE = ("the multiplier of a step is in proportion to it", "Return a positive number from relative(context)")
 _SAME_PRICE, _SAME_SHAPE = 1e-6, 1e-9  # relative; rounding of another machine is far below
 
 
@@ -116,6 +117,10 @@ class Plan:
     def epsilon(self) -> float:
         """The price of all tokens at the budget's δ; at most the budget's ε. Computed from the multipliers, never stored."""
         return self.rule().epsilon(self.budget.delta)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, also one from a pickle, is checked and priced anew: what was computed before is left behind."""
+        return Plan, (self.recipe, self.budget, self.sampling, self.multipliers, self.spare)
 
     def rule(self) -> FixedPlan:
         """The rule under which an account executes the plan."""
@@ -220,7 +225,7 @@ class Plan:
             stated = validate.positive("epsilon", content["epsilon"], "it is the plan's price", "Restore the file")
         except InvalidArgument:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise _edited(f"a part of it is missing or has another form ({type(error).__name__}: {error})") from None
         plan._require_consistent(stated)
         return plan
@@ -232,7 +237,7 @@ class Plan:
         if self.epsilon > self.budget.epsilon * (1 + _SAME_SHAPE):
             raise _edited(f"it costs ε = {self.epsilon:.6g}, more than its budget of {self.budget.epsilon:g}")
         shape = _shape(self.noise, self.sampling)[: self.steps]
-        scale = self.multipliers[0] / shape[0]
+        scale = self.noise.multiplier or self.multipliers[0] / shape[0]
         if any(
             not math.isclose(multiplier, scale * relative, rel_tol=_SAME_SHAPE)
             for multiplier, relative in zip(self.multipliers, shape, strict=True)
@@ -361,7 +366,8 @@ def _require_schedule(recipe: Recipe) -> NoiseSchedule:
 def _shape(noise: NoiseSchedule, sampling: Sampling) -> list[float]:
     """r_1..r_T: the multipliers in units of their scale."""
     steps, rate, size = sampling.steps, sampling.sample_rate, sampling.expected_batch_size
-    return [noise.relative(Context(step, steps, rate, size)) for step in range(1, steps + 1)]
+    contexts = (Context(step, steps, rate, size) for step in range(1, steps + 1))
+    return [validate.positive("noise.relative", noise.relative(context), *_RELATIVE) for context in contexts]
 
 
 def _read(text: str) -> dict[str, Any]:

@@ -155,6 +155,27 @@ def test_a_resumed_account_tells_its_rule_what_was_spent():
     assert [token for token, _ in ledger.charges()] == [1, 4, 2]
 
 
+def test_a_token_that_was_never_declared_pays_for_nothing():
+    ledger, tokens = Ledger.create(), [TOKEN] * 4
+    spending = Account(BUDGET, FixedPlan(tokens), ledger, identifier="mine")
+    spending.charge(TOKEN)
+    for token in (0, -1, -2):
+        with pytest.raises(BudgetExhausted, match="never declared"):
+            spending.charge_token(token, TOKEN)
+    back = Account(BUDGET, FixedPlan(tokens), ledger, identifier="mine", position=-3)
+    with pytest.raises(BudgetExhausted, match="never declared"):
+        back.charge(TOKEN)
+    assert [row.step for row in ledger.rows() if row.run] == [0, 1]
+
+
+def test_a_run_does_not_go_on_under_a_rule_that_allows_more_than_its_budget():
+    ledger = Ledger.create()
+    Account(BUDGET, GaussianFilter(BUDGET), ledger, identifier="mine").charge(Event(1.0, 20.0))
+    larger = GaussianFilter(Budget(epsilon=50.0, delta=1e-5, unit=Record()))
+    with pytest.raises(BudgetExhausted, match="more than the budget"):
+        Account(BUDGET, larger, ledger, identifier="mine", position=1)
+
+
 def test_accounting_imports_no_torch():
     program = (
         "import sys, apportion.accounting.account, apportion.accounting.calibration, apportion.accounting.ledger;"

@@ -315,11 +315,15 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, dies, change, complaint):
         train(tmp_path / "run", "fresh", True, STEPS, 5, Sudden())
 
 
-@pytest.mark.parametrize("step", [-3, 0, 1, 10**6])
-def test_a_checkpoint_that_contradicts_its_own_history_is_refused(tmp_path, dies, step):
+@pytest.mark.parametrize(("step", "history"), [(-3, None), (0, None), (1, None), (10**6, None), (-3, -3), (1, -3)])
+def test_a_checkpoint_that_contradicts_its_own_history_is_refused(tmp_path, dies, step, history):
+    """Also one that goes back to before the first step, where no token was declared."""
     interrupted(tmp_path / "run", dies)
     file = tmp_path / "run" / "secret" / "checkpoint"
-    content = pack({**read_checkpoint(file), "step": step})
+    state = read_checkpoint(file)
+    if history is not None:
+        state["history"]["step"][-1] = history
+    content = pack({**state, "step": step})
     file.write_bytes(
         b"apportion checkpoint 1\n%s\n" % hashlib.blake2b(content, digest_size=32).hexdigest().encode() + content
     )

@@ -38,8 +38,9 @@ class Account:
         self._charges: dict[int, Event] = {}
         self._running: dict[float, tuple[RunningPrice, int]] = {}
         self.run = None if identifier is None else ledger.find(identifier)
+        self._require_within_budget()
         if self.run is None:
-            self._require_affordable()
+            self._require_room()
         else:
             if rule.declared not in [admitted.plan for admitted in ledger.runs() if admitted.number == self.run]:
                 raise InvalidArgument(
@@ -50,13 +51,16 @@ class Account:
                 )
             self.reload()
 
-    def _require_affordable(self) -> None:
-        """Refuse what costs more than the budget, or than what the data set has left."""
+    def _require_within_budget(self) -> None:
+        """Refuse a rule that allows more than the budget, also of a run that goes on."""
         price = self.rule.epsilon(self.budget.delta)
         if price > self.budget.epsilon * (1 + 1e-9):  # whoever made the plan should have seen it
             raise BudgetExhausted(
                 f"the declared steps cost ε = {price:.6g}, more than the budget of {self.budget.epsilon:g}"
             )
+
+    def _require_room(self) -> None:
+        """Refuse what costs more than the data set has left."""
         if not self.rule.declared and self.ledger.rule is not None:
             raise InvalidArgument(
                 "ledger",

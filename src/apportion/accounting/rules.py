@@ -132,8 +132,8 @@ class FixedPlan:
 
     def require(self, token: int, step: int, event: Event) -> None:
         declared = self.declared[token - 1]
-        if token in self._spent:
-            raise BudgetExhausted(f"token {token} of the plan is spent: it paid for a step before")
+        if token in self._spent or token < 1:  # Python would read −1 as the last but one
+            raise BudgetExhausted(f"token {token} of the plan is spent, or was never declared")
         if not declared.covers(event):
             raise BudgetExhausted(
                 f"step {step} asks for sample_rate={event.sample_rate:g}, noise_multiplier="

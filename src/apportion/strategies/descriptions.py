@@ -14,6 +14,13 @@ from apportion import validate
 from apportion.errors import InvalidArgument
 
 _OURS = "apportion.strategies."
+_MEMBERS = {
+    "clip": ("init", "propose", "observe"),
+    "noise": ("relative",),
+    "update": ("init", "transform", "observe"),
+    "model": ("scale", "temperature", "offset"),
+}
+"""What a class must have to fill a role (`roles.py`)."""
 
 
 def describe(strategy: Any) -> dict[str, Any]:
@@ -60,6 +67,19 @@ def _find(role: str, name: str) -> Any:
         raise InvalidArgument(
             f"{role}.kind", name, f"it cannot be imported: {error}", "Name an importable module and a class in it"
         ) from error
+    return _require_strategy(role, name, found)
+
+
+def _require_strategy(role: str, name: str, found: Any) -> Any:
+    """Only a class that has the members of the role is called: a file must not choose what else is run, as `os:system` would be."""
+    members = _MEMBERS[role]
+    if not isinstance(found, type) or not all(hasattr(found, member) for member in members):
+        raise InvalidArgument(
+            f"{role}.kind",
+            name,
+            f"it is not {'an' if role == 'update' else 'a'} {role} strategy, which is a class with {', '.join(members)}",
+            "Name a class that fills the role",
+        )
     return found
 
 

@@ -111,7 +111,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     _require(path, state["account"], {"identifier": str, "spent": int, "head": str})
     _require(path, state["history"], {"step": list})
     last = state["history"]["step"][-1] if state["history"]["step"] else 0
-    if type(last) is not int or not last <= state["step"] <= max(
+    if type(last) is not int or not 0 <= last <= state["step"] <= max(
         last, state["account"]["spent"]
     ):  # it may have died in a step
         raise _damaged(path, f"it says step {state['step']}, and its history and its charges say something else")

@@ -96,6 +96,9 @@ class Session:
         self._clip_state = self.plan.clip.init(self._context(1))
         self._update_state = self.plan.recipe.update.init(parameters)
         self._rehearse()
+        self._update_state = self.plan.recipe.update.init(
+            parameters
+        )  # the first one may be changed by what was rehearsed
         self.curator = build_curator(self)
 
     def _rehearse(self) -> None:
@@ -106,12 +109,13 @@ class Session:
 
     def _transform(self, released: Released) -> Mapping[str, Tensor]:
         """What the optimiser is given, which must fit the parameters."""
+        expected = _kinds(released.gradient)
         gradient = self.plan.recipe.update.transform(self._update_state, released)
-        if {name: tuple(value.shape) for name, value in gradient.items()} != self._shapes:
+        if _kinds(gradient) != expected:
             raise InvalidArgument(
                 "update",
                 type(self.plan.recipe.update).__name__,
-                "what it hands to the optimiser does not have the names and shapes of the released gradient",
+                "what it hands to the optimiser does not have the names and shapes of the released gradient, or another type",
                 "Return one tensor for each parameter from transform",
             )
         return gradient
@@ -244,3 +248,10 @@ class Session:
 
     def _context(self, step: int) -> Context:
         return self.plan.context(step, self._shapes)
+
+
+def _kinds(gradient: object) -> object:
+    """What a gradient must have in common with the released one to take its place; `None` if it is none."""
+    if not isinstance(gradient, Mapping) or not all(isinstance(value, Tensor) for value in gradient.values()):
+        return None
+    return {name: (value.shape, value.dtype, value.device) for name, value in gradient.items()}

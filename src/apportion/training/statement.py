@@ -49,7 +49,7 @@ def statement(session: Session) -> dict[str, Any]:
         "why_not_private": None
         if session.randomness.private
         else "a fixed seed was used: whoever knows it knows the noise",
-        "epsilon": plan.epsilon,
+        "epsilon": session.account.planned_epsilon(),
         "epsilon_spent": session.account.epsilon(),
         "target_epsilon": budget.epsilon,
         "delta": budget.delta,

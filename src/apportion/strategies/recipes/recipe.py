@@ -88,6 +88,8 @@ class Recipe:
     needs: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.isprintable():  # it is written to files when a run ends
+            raise InvalidArgument("name", validate.shown(self.name), "it is not a printable text", 'Try name="mine"')
         if self.clip is None:
             if self.noise is not None:
                 raise InvalidArgument("noise", validate.shown(self.noise), "there is no clip", "Pass clip= as well")
