@@ -152,7 +152,7 @@ def test_weights_must_be_a_distribution_over_orders(weights):
 @pytest.mark.parametrize("rule", [GaussianFilter, ConcentratedFilter])
 def test_filters_without_sampling(rule):
     with pytest.raises(InvalidArgument, match="without sampling only"):
-        rule(budget(1.0)).charge(Event(0.5, 10.0))
+        charge(rule(budget(1.0)), Event(0.5, 10.0))
     spending = rule(budget(1.0))
     count = affordable(spending, Event(1.0, 20.0), 10_000)
     exact = PrivacyLossAccountant().epsilon({Event(1.0, 20.0): count}, 1e-5)

@@ -209,13 +209,14 @@ def test_the_price_in_a_run_folder_is_what_somebody_else_computes_from_its_ledge
     require_price(history[0]["epsilon"], events[:1], 3e-6)
     assert 0.99 * 2.5 <= facts["epsilon"] <= 2.5
     assert facts["epsilon"] == facts["epsilon_spent"] == run.epsilon() == history[-1]["epsilon"]
-    for key, value in {"delta": 3e-6, "sample_rate": 0.2, "population": 50, "expected_batch_size": 10.0}.items():
-        assert facts[key] == configuration[key] == value
-    assert (facts["target_epsilon"], configuration["epsilon"]) == (2.5, 2.5)
-    assert facts["steps_taken"] == facts["steps_planned"] == configuration["steps"] == len(events) == len(history) == 4
+    plan = configuration["plan"]
+    for key, value in {"delta": 3e-6, "sample_rate": 0.2, "population": 50}.items():
+        assert facts[key] == (plan["budget"] | plan["sampling"])[key] == value
+    assert facts["expected_batch_size"] == 10.0
+    assert (facts["target_epsilon"], plan["budget"]["epsilon"]) == (2.5, 2.5)
+    assert facts["steps_taken"] == facts["steps_planned"] == plan["sampling"]["steps"] == len(events) == len(history) == 4
     assert [(0.2, entry["noise_multiplier"]) for entry in history] == events
-    multipliers = configuration["noise_multipliers"]
-    assert (multipliers if isinstance(multipliers, list) else [multipliers] * 4) == [z for _, z in events]
+    assert [z for z, times in plan["multipliers"] for _ in range(times)] == [z for _, z in events]
     assert (facts["noise"]["first"], facts["noise"]["last"]) == (events[0][1], events[-1][1])
     assert f"{facts['epsilon']:.4f}" in (tmp_path / "run/public/privacy.md").read_text()
 

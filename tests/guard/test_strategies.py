@@ -186,7 +186,9 @@ def test_counts_that_do_not_fit_a_later_step_are_refused_before_the_first(model,
     assert not list(tmp_path.rglob("*.sqlite"))
 
 
-OTHERWISE = {"count_noise": 7.0, "contraction": 0.9, "ramp_steps": 33, "multiplier": 1.7, "thresholds": (1.0, 0.5)}
+OTHERWISE = {
+    "clip_ratio": 1.7,
+    "noise_ratio": 1.7,"count_noise": 7.0, "contraction": 0.9, "ramp_steps": 33, "multiplier": 1.7, "thresholds": (1.0, 0.5)}
 
 
 def settings_of(recipe):
@@ -198,8 +200,14 @@ ARGUMENTS = [
     (name, argument)
     for name, function in recipes.RECIPES.items()
     for argument in inspect.signature(function).parameters
-    if argument != "file"
+    if argument != "file" and (name, argument) != ("du-dynamic", "ratio")
 ]
+
+
+def test_one_ratio_of_a_dynamic_run_is_that_of_both_strategies():
+    both = recipes.du_dynamic(ratio=3.0)
+    assert both == recipes.du_dynamic(clip_ratio=3.0, noise_ratio=3.0)
+    assert recipes.du_dynamic(ratio=3.0, clip_ratio=1.5) == recipes.du_dynamic(clip_ratio=1.5, noise_ratio=3.0)
 
 
 @pytest.mark.parametrize(("name", "argument"), ARGUMENTS)
