@@ -176,6 +176,17 @@ def test_a_run_does_not_go_on_under_a_rule_that_allows_more_than_its_budget():
         Account(BUDGET, larger, ledger, identifier="mine", position=1)
 
 
+def test_a_run_goes_on_under_the_terms_of_its_rule():
+    """Which filter, and with which weights, was decided before anything was released."""
+    ledger, weights = Ledger.create(), {14.0: 1.0}
+    Account(BUDGET, RenyiFilter(BUDGET, weights), ledger, identifier="mine").charge(TOKEN)
+    assert Account(BUDGET, RenyiFilter(BUDGET, weights), ledger, identifier="mine", position=1).spent == 1
+    smaller = Budget(epsilon=2.5, delta=1e-5, unit=Record())
+    for other in (RenyiFilter(BUDGET, {8.0: 1.0}), RenyiFilter(smaller, weights), GaussianFilter(BUDGET)):
+        with pytest.raises(InvalidArgument, match="with another plan"):
+            Account(BUDGET, other, ledger, identifier="mine", position=1)
+
+
 def test_accounting_imports_no_torch():
     program = (
         "import sys, apportion.accounting.account, apportion.accounting.calibration, apportion.accounting.ledger;"

@@ -214,7 +214,9 @@ def test_the_price_in_a_run_folder_is_what_somebody_else_computes_from_its_ledge
         assert facts[key] == (plan["budget"] | plan["sampling"])[key] == value
     assert facts["expected_batch_size"] == 10.0
     assert (facts["target_epsilon"], plan["budget"]["epsilon"]) == (2.5, 2.5)
-    assert facts["steps_taken"] == facts["steps_planned"] == plan["sampling"]["steps"] == len(events) == len(history) == 4
+    assert (
+        facts["steps_taken"] == facts["steps_planned"] == plan["sampling"]["steps"] == len(events) == len(history) == 4
+    )
     assert [(0.2, entry["noise_multiplier"]) for entry in history] == events
     assert [z for z, times in plan["multipliers"] for _ in range(times)] == [z for _, z in events]
     assert (facts["noise"]["first"], facts["noise"]["last"]) == (events[0][1], events[-1][1])

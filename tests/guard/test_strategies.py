@@ -188,7 +188,13 @@ def test_counts_that_do_not_fit_a_later_step_are_refused_before_the_first(model,
 
 OTHERWISE = {
     "clip_ratio": 1.7,
-    "noise_ratio": 1.7,"count_noise": 7.0, "contraction": 0.9, "ramp_steps": 33, "multiplier": 1.7, "thresholds": (1.0, 0.5)}
+    "noise_ratio": 1.7,
+    "count_noise": 7.0,
+    "contraction": 0.9,
+    "ramp_steps": 33,
+    "multiplier": 1.7,
+    "thresholds": (1.0, 0.5),
+}
 
 
 def settings_of(recipe):

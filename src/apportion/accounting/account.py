@@ -42,7 +42,8 @@ class Account:
         if self.run is None:
             self._require_room()
         else:
-            if rule.declared not in [admitted.plan for admitted in ledger.runs() if admitted.number == self.run]:
+            admitted = next(one for one in ledger.runs() if one.number == self.run)
+            if admitted.plan != rule.declared or admitted.terms not in (None, rule.terms):
                 raise InvalidArgument(
                     "resume",
                     identifier,
@@ -115,7 +116,7 @@ class Account:
         step = self.next_step
         self.rule.require(token, step, event)
         if self.run is None:
-            self.run = self.ledger.admit(self.rule.declared, self._cost, self.identifier)
+            self.run = self.ledger.admit(self.rule.declared, self._cost, self.identifier, self.rule.terms)
         self.ledger.append(event, self.run, token)
         self.rule.spend(token, event)
         last = next(reversed(self._charges.values()), None)

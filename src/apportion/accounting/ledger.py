@@ -44,6 +44,7 @@ class AdmittedRun:
         plan: the declared events: one for each step in order, then the spare ones.
         cost: against the limit; zero in the ledger of a single run.
         identifier: by which a run that was interrupted finds itself again.
+        terms: of the rule under which it spends; `None` in a ledger that was written before rules had terms.
     """
 
     number: int
@@ -51,6 +52,7 @@ class AdmittedRun:
     plan: tuple[Event, ...]
     cost: Cost
     identifier: str | None = None
+    terms: str | None = None
 
 
 class Ledger:
@@ -153,10 +155,10 @@ class Ledger:
                 f"{describe(cost.minus(left))}. Nothing was charged. Use more noise, fewer steps or a smaller budget for this run."
             )
 
-    def admit(self, plan: Sequence[Event], cost: Cost, identifier: str | None = None) -> int:
+    def admit(self, plan: Sequence[Event], cost: Cost, identifier: str | None = None, terms: str | None = None) -> int:
         """Charge a whole run against the limit before its first step, or refuse it. Returns the number of the run."""
         content: dict[str, Any] = {"plan": [_encode(event) | {"times": times} for event, times in _repeated(plan)]}
-        content["identifier"] = identifier
+        content |= {"identifier": identifier, "terms": terms}
         with self._chain.transaction():  # nobody else can be admitted between the check and the row
             self.require_room(cost)
             run = 1 + int(self._chain.execute("SELECT MAX(run) FROM entries")[0][0])
@@ -262,7 +264,8 @@ def _admitted(path: Path | None, run: int, written: str, text: str) -> AdmittedR
             if type(times) is not int or not 0 < times <= _MOST_TIMES:
                 raise ValueError
             plan += [_decode(item)] * times
-        cost, identifier = Cost(*map(float, content["cost"])), content.get("identifier")
-        if not isinstance(identifier, (str, type(None))):
+        cost = Cost(*map(float, content["cost"]))
+        identifier, terms = content.get("identifier"), content.get("terms")
+        if not isinstance(identifier, (str, type(None))) or not isinstance(terms, (str, type(None))):
             raise TypeError
-    return AdmittedRun(run, written, tuple(plan), cost, identifier)
+    return AdmittedRun(run, written, tuple(plan), cost, identifier, terms)

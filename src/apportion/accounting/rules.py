@@ -58,6 +58,11 @@ class Rule(Protocol):
     def declared(self) -> tuple[Event, ...]: ...
 
     @property
+    def terms(self) -> str:
+        """All that was declared beside the events, in words: a run goes on only under the same terms."""
+        ...
+
+    @property
     def steps(self) -> int: ...
 
     def affords(self, step: int) -> bool:
@@ -106,7 +111,7 @@ class FixedPlan:
         accountant: prices them; by default exact composition of privacy loss distributions.
     """
 
-    name = "plan fixed in advance"
+    name = terms = "plan fixed in advance"
     validity = (
         "plan fixed in advance: the multiplier of every step, and of the spare ones, was declared before any record was "
         "read; no step was paid for twice or not at all"
@@ -163,7 +168,7 @@ class Multiset:
     spending tokens costs less. A token may be spent on an event that it covers (rate no larger and multiplier no smaller).
     """
 
-    name = "multiset of declared tokens, in any order"
+    name = terms = "multiset of declared tokens, in any order"
     validity = (
         "multiset of tokens: how often each multiplier may occur was declared before any record was read, and each token was "
         "spent at most once; the order may follow released values"
@@ -229,6 +234,7 @@ class _Filter:
         "filter: every multiplier was chosen before its batch was drawn, and a step that would have exceeded the declared budget, "
         "by what had been spent before it, was refused"
     )
+    name: str
     adaptive = True
     declared: tuple[Event, ...] = ()
     steps = sys.maxsize
@@ -236,6 +242,10 @@ class _Filter:
     def __init__(self, budget: Budget):
         self._budget = require_budget("budget", budget)
         self._charges = 0
+
+    @property
+    def terms(self) -> str:
+        return f"{self.name}, epsilon={self._budget.epsilon!r}, delta={self._budget.delta!r}"
 
     def affords(self, step: int) -> bool:
         return True
@@ -283,6 +293,7 @@ class RenyiFilter(_Filter):
             raise InvalidArgument("weights", parts, "they must be positive and add up to 1", "Divide each by their sum")
         if min(parts) <= 1:
             raise InvalidArgument("weights", min(parts), "Rényi orders are larger than 1", "Try the order 14")
+        self._parts = parts
         self._orders = tuple(parts)
         orders, shares = np.array(self._orders), np.array(list(parts.values()))
         self._allowed = (
@@ -291,6 +302,10 @@ class RenyiFilter(_Filter):
             + (np.log(shares * budget.delta) + np.log(orders)) / (orders - 1)
         )
         self.reset()
+
+    @property
+    def terms(self) -> str:
+        return f"{super().terms}, weights={self._parts!r}"
 
     def reset(self) -> None:
         self._charges = 0
@@ -331,8 +346,6 @@ class RenyiFilter(_Filter):
 
 class _UnsampledFilter(_Filter):
     """Adds up one number, `cost`, for each Gaussian on all records, up to a total."""
-
-    name: str
 
     def __init__(self, budget: Budget, total: float):
         super().__init__(budget)

@@ -152,6 +152,9 @@ class _Bench:
             gradient = {name: torch.full(shape, value) for name, shape in shapes.items()}
             released = Released(request, gradient, (value,) * len(request.statistics))
             transformed = dict(update.transform(update_state, released))
+            with torch.no_grad():
+                for parameter in parameters.values():  # a state that is a view of the weights shows
+                    parameter += 0.01
             update_state = update.observe(update_state, released, parameters)
             clip_state = clip.observe(clip_state, released)
             yield _Step(request, transformed, (clip_state, update_state))

@@ -124,6 +124,7 @@ def configuration(setup: Setup) -> dict[str, Any]:
         "optimizer": {"kind": type(optimizer).__name__, **json.loads(json.dumps(optimizer.defaults, default=str))},
         "scheduler": type(setup.scheduler).__name__,
         "recovery": setup.storage.recovery,
+        "ledger": "the run's own" if setup.storage.ledger is None else "that of the data set",
         "own_loop": setup.own_loop,
         "private": setup.randomness.private,
         "model": {

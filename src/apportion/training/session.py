@@ -103,9 +103,12 @@ class Session:
 
     def _rehearse(self) -> None:
         """Let the strategies meet a request and an answer of zeros, so that they raise before anything is charged."""
+        parameters = trained_parameters(self.model)
         for request in self.plan.rehearse(self._shapes):
-            zeros = {name: torch.zeros_like(value) for name, value in trained_parameters(self.model).items()}
-            self._transform(Released(request, zeros, (0.0,) * len(request.statistics)))
+            zeros = {name: torch.zeros_like(value) for name, value in parameters.items()}
+            released = Released(request, zeros, (0.0,) * len(request.statistics))
+            self._transform(released)
+            self.plan.recipe.update.observe(self._update_state, released, parameters)
 
     def _transform(self, released: Released) -> Mapping[str, Tensor]:
         """What the optimiser is given, which must fit the parameters."""
@@ -161,6 +164,7 @@ class Session:
         """Hand a released gradient to the optimiser, let the strategies learn from it, write it down."""
         require_same_parameters(self.model, self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)  # whatever was there before was not released
+        self._clip_state = self.plan.clip.observe(self._clip_state, released)  # before an optimiser can work in place
         parameters = trained_parameters(self.model)
         for name, gradient in self._transform(released).items():
             parameters[name].grad = gradient
@@ -174,7 +178,6 @@ class Session:
         if self._scheduler is not None:
             self._scheduler.step()
         self._update_state = self.plan.recipe.update.observe(self._update_state, released, parameters)
-        self._clip_state = self.plan.clip.observe(self._clip_state, released)
         entry = Entry(
             step=self.step,
             epoch=self._context(self.step).epoch,
