@@ -7,13 +7,20 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from apportion import validate
 from apportion.errors import InvalidArgument
 
 _OURS = "apportion.strategies."
+_METHODS = {
+    "clip": ("init", "propose", "observe"),
+    "noise": ("relative",),
+    "update": ("init", "transform", "observe"),
+    "model": (),
+}
+"""What a class of one's own must define to fill a role."""
 
 
 def describe(strategy: Any) -> dict[str, Any]:
@@ -42,6 +49,12 @@ def build(role: str, description: Any) -> Any:
         raise InvalidArgument(role, description["kind"], str(error), "Correct its hyper-parameters") from None
 
 
+def parameters_of(role: str, kind: str) -> tuple[str, ...]:
+    """The hyper-parameters of a kind of strategy, by name."""
+    found = _find(role, kind)
+    return tuple(one.name for one in fields(found)) if is_dataclass(found) else ()
+
+
 def _find(role: str, name: str) -> Any:
     if ":" not in name:
         module = importlib.import_module("apportion.strategies.tempering" if role == "model" else _OURS + role)
@@ -60,7 +73,20 @@ def _find(role: str, name: str) -> Any:
         raise InvalidArgument(
             f"{role}.kind", name, f"it cannot be imported: {error}", "Name an importable module and a class in it"
         ) from error
+    _require_class(role, name, found)
     return found
+
+
+def _require_class(role: str, name: str, found: Any) -> None:
+    """Refuse what is not a strategy before it is called: a file must not be able to call any function, such as `os:system`."""
+    methods = _METHODS[role]
+    if not methods or not isinstance(found, type) or not all(callable(getattr(found, one, None)) for one in methods):
+        raise InvalidArgument(
+            f"{role}.kind",
+            name,
+            f"it is not {'an' if role == 'update' else 'a'} {role} strategy",
+            f"Name a class with {', '.join(methods)}" if methods else "Use one of the library's own",
+        )
 
 
 def _frozen(value: Any) -> Any:
