@@ -302,6 +302,7 @@ def test_sums_are_divided_by_the_declared_population(records):
         plan = ap.plan(recipe, budget=BUDGET, population=population, sample_rate=0.5, steps=1)
         model = nn.Linear(4, 2)
         nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)  # both models begin with the same gradients
         ap.train(model, cross_entropy, records, plan, lr=1.0, seed=7)
         moves.append(model.weight.detach().clone())
     torch.testing.assert_close(moves[0], 2 * moves[1])
@@ -410,3 +411,22 @@ def test_an_update_of_ones_own_in_settings(tmp_path, monkeypatch):
     assert recipe.update.part == 0.25
     with pytest.raises(ap.InvalidArgument, match="not an update strategy"):
         named("abadi").with_settings({"update.kind": "dataclasses:dataclass"})
+
+
+@pytest.mark.parametrize("role", ["clip", "noise", "update", "model"])
+@pytest.mark.parametrize("kind", ["os:system", "subprocess:Popen"])
+def test_a_plan_cannot_call_what_is_no_strategy(role, kind, dynamic, tmp_path):
+    content = json.loads(dynamic.to_json())
+    argument = {"os:system": "command", "subprocess:Popen": "args"}[kind]
+    content["recipe"][role] = {"kind": kind, argument: f"touch {tmp_path / 'called'}", "shell": True}
+    if kind == "os:system":
+        del content["recipe"][role]["shell"]
+    with pytest.raises(ap.InvalidArgument, match=f"^{role}.kind='{kind}': it is not an? {role} strategy"):
+        ap.Plan.from_json(json.dumps(content))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_representation_of_a_long_plan_is_one_short_line(dynamic):
+    assert len(repr(dynamic)) < 300
+    assert "du-dynamic" in repr(dynamic)
+    assert "\n" not in repr(dynamic)
