@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "compare": CORE | {"data", "reporting", ""},
     "search": CORE | {"data", "compare", ""},
     "cli": CORE | {"audit", "data", "reporting", "compare", "search", ""},
+    "__main__": {"cli"},
 }
 WITHOUT_TORCH = FOUNDATION | {"accounting", "strategies", "sampling", "planning"}
 

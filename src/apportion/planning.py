@@ -73,10 +73,8 @@ class Plan:
             if not isinstance(value := getattr(self, name), kind):
                 raise InvalidArgument(name, validate.shown(value), f"it is not a {kind.__name__}", "Use apportion.plan")
         require_budget("budget", self.budget)
-        if not self.recipe.private:
-            raise InvalidArgument("recipe", self.recipe.name, "it has no privacy to plan", "Choose a private recipe")
-        self.recipe.require_complete()
         _require_schedule(self.recipe)
+        self.recipe.require_complete()
         reason = "without noise there is no privacy"
         positive = (validate.positive("multipliers", one, reason, "Use apportion.plan") for one in self.multipliers)
         validate.store(self, multipliers=tuple(positive), spare=_require_spare(self.spare))
@@ -87,6 +85,11 @@ class Plan:
                 f"{self.sampling.steps} steps were asked for, and each that is taken has one",
                 "Use apportion.plan",
             )
+
+    def __repr__(self) -> str:
+        """One line, cheap and short also for thousands of steps; `print(plan)` shows the schedule and its price."""
+        first, last = self.multipliers[0], self.multipliers[-1]
+        return f"Plan({self.recipe.name!r}, {self.budget!r}, {self.sampling!r}, z = {first:.4g} → {last:.4g}, spare={self.spare})"
 
     @property
     def clip(self) -> Clip:
@@ -352,6 +355,8 @@ def _require_spare(spare: int) -> int:
 
 def _require_schedule(recipe: Recipe) -> NoiseSchedule:
     """The noise of a recipe, whose multipliers must be known in advance."""
+    if not recipe.private:
+        raise InvalidArgument("recipe", recipe.name, "it has no privacy to plan", "Choose a private recipe")
     noise = recipe.noise
     if isinstance(noise, FeedbackNoise) or noise is None:
         raise InvalidArgument(

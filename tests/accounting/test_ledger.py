@@ -269,6 +269,12 @@ def test_other_files_are_explained(tmp_path):
     assert not (tmp_path / "missing.sqlite").exists()
 
 
+def test_a_ledger_that_does_not_exist_is_not_made(tmp_path):
+    with pytest.raises(InvalidArgument, match=r"there is no such file\. Declare the limit .*apportion ledger limit"):
+        Ledger.open(tmp_path / "nothing.sqlite")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_full_disk_charges_and_releases_nothing(path):
     ledger = Ledger.attach(path)
     plan = [TOKEN] * 4

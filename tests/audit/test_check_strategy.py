@@ -146,7 +146,10 @@ def test_a_fault_is_found(fault, check):
 
 @pytest.mark.parametrize("nothing", [object(), ap.clip.Fixed, None])
 def test_what_fills_no_role_is_told_all_that_it_could_be(nothing):
-    with pytest.raises(ap.InvalidArgument, match=r"^strategy=.* a clip has init.* a noise schedule has .* owns both"):
+    with pytest.raises(
+        ap.InvalidArgument,
+        match=r"^strategy=.* a clip has init.* a noise schedule has .* an update has init, transform",
+    ):
         check_strategy(nothing)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import apportion as ap
 from apportion.accounting.account import Account
 from apportion.audit.canaries import (
     ABSENT,
@@ -147,18 +148,18 @@ def test_a_broken_build_is_above_its_claim(monkeypatch, fault, subject):
 
 @pytest.mark.parametrize("fault", ["noise x 0.5", "one layer unclipped", "clipped at 2C"])
 def test_a_broken_build_is_seen_with_one_threshold_a_layer(monkeypatch, fault):
-    correct = run(clip=PerLayer(), canaries=1_000, steps=4)
+    correct = run(plan=ap.Recipe(clip=PerLayer()), canaries=1_000, steps=4)
     assert not correct.exceeded
     assert correct.gaussian_epsilon > 0.25 * correct.claimed_epsilon
     BROKEN[fault](monkeypatch)
-    assert run(clip=PerLayer(), canaries=1_000, steps=4).exceeded
+    assert run(plan=ap.Recipe(clip=PerLayer()), canaries=1_000, steps=4).exceeded
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"sample_rate": 1.0, "steps": 3},
-        {"clip": Decay(start=0.5), "noise": GrowingMu(ratio=2.0)},
+        {"plan": ap.Recipe(clip=Decay(start=0.5), noise=GrowingMu(ratio=2.0))},
         {"sample_rate": 0.1, "steps": 12, "epsilon": 8.0},
     ],
     ids=["no sampling", "everything moves", "little sampling"],
@@ -338,7 +339,8 @@ def test_threshold_is_fixed_before_its_errors_are_counted():
         ({"epsilon": -1.0}, "epsilon"),
         ({"sample_rate": 1.5}, "sample_rate"),
         ({"steps": 0}, "steps"),
-        ({"clip": "fixed"}, "clip"),
+        ({"plan": "fixed"}, "recipe"),
+        ({"plan": "non-private"}, "plan"),
         ({"model": nn.Linear(3, 3)}, "model"),
         (own_model() | {"canaries": 3_000}, "canaries"),
     ],

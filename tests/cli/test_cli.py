@@ -243,3 +243,43 @@ def test_version(apportion):
     from apportion import __version__
 
     assert apportion("--version")[1].strip() == __version__
+
+
+OWN = (
+    "from dataclasses import dataclass\nimport apportion as ap\n\n"
+    "@dataclass(frozen=True)\nclass WarmUp(ap.ClipSchedule):\n    threshold: float = 1.0\n    length: int = 10\n"
+    "    def threshold_at(self, context):\n        return self.threshold * min(1.0, context.step / self.length)\n"
+)
+
+
+def test_a_plan_with_a_strategy_of_ones_own(apportion, tmp_path, monkeypatch):
+    (tmp_path / "own_clips.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    kind = ["--set", "clip.length=4", "--set", "clip.kind=own_clips:WarmUp"]  # in any order
+    code, out, err = apportion("plan", "--recipe", "abadi", *kind, *DU, "--steps", "8", "--json")
+    assert code == 0, err
+    assert json.loads(out)["clip"][:4] == [0.25, 0.5, 0.75, 1.0]
+    code, _, err = apportion("plan", "--recipe", "abadi", *kind, "--set", "clip.lenght=4", *DU, "--steps", "8")
+    assert code == 2
+    assert "Did you mean 'length'" in err
+
+
+def test_a_plan_by_the_central_limit_is_not_written_to_be_executed(apportion, tmp_path):
+    out = tmp_path / "plan.json"
+    code, _, err = apportion("plan", *DU, "--steps", "5", "--calibrate", "clt", "--out", str(out))
+    assert code == 2
+    assert "costs more than the ε that was asked for" in err
+    assert not out.exists()
+
+
+def test_a_file_that_is_no_plan_is_named(apportion, tmp_path):
+    (tmp_path / "notes.txt").write_text("not a plan")
+    code, _, err = apportion("train", "--data", "digits", "--plan", str(tmp_path / "notes.txt"))
+    assert code == 2
+    assert "notes.txt': it is not valid JSON" in err.replace("\n", "")
+
+
+def test_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "apportion", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip()

@@ -205,6 +205,11 @@ class Chain:
             f"it cannot be read: {error}",
             "Name a ledger file, or restore it from a backup and charge what is missing",
         )
+        if self.path is not None and not self.path.exists():
+            unreadable = (
+                "it cannot be read: there is no such file",
+                "Declare the limit of a new data set with `apportion ledger limit`; restore a ledger that had charges from a backup",
+            )
         reason, fix = {
             sqlite3.SQLITE_BUSY: (
                 f"another process has locked it for more than {PATIENCE:g} s; nothing was charged and nothing released",

@@ -154,7 +154,7 @@ class _Bench:
             transformed = dict(update.transform(update_state, released))
             with torch.no_grad():
                 for parameter in parameters.values():  # a state that is a view of the weights shows
-                    parameter += 0.01
+                    parameter.add_(0.01)
             update_state = update.observe(update_state, released, parameters)
             clip_state = clip.observe(clip_state, released)
             yield _Step(request, transformed, (clip_state, update_state))

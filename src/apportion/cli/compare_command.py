@@ -175,29 +175,20 @@ def _override(from_file: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]
 def choose_recipes(from_file: Any, chosen: list[str] | None, settings: dict[str, Any]) -> Any:
     """The file's recipes, or the chosen ones; each setting goes to every recipe that has such a parameter, and into its label."""
     from apportion import validate
-    from apportion.strategies.recipes import ROLES, named
+    from apportion.strategies.recipes import ROLES
 
     given = from_file if from_file is not None and not chosen else list(chosen or SHORT_LIST)
     if not isinstance(given, list):
         return given  # the file is wrong; the settings say how
     choices: list[Any] = [{"name": choice} if isinstance(choice, str) else choice for choice in given]
-    own_roles = {
-        key.partition(".")[0] for key in settings if key.endswith(".kind")
-    }  # filled by a person's own strategy
-    for key, value in settings.items():
+    # A kind comes first: it decides which parameters there are.
+    for key, value in sorted(settings.items(), key=lambda setting: not setting[0].endswith(".kind")):
         role, _, parameter = key.partition(".")
         validate.known(f"set {key}", role, ROLES, "it names no role")
-        takers = [
-            choice
-            for choice in choices
-            if isinstance(choice, dict)
-            and (recipe := named(str(choice.get("name")))).private
-            and (role in own_roles or parameter in recipe.parameters(role))
-        ]
+        takers = [choice for choice in choices if isinstance(choice, dict) and parameter in _parameters(choice, role)]
         if not takers:
-            names = [str(choice.get("name")) for choice in choices if isinstance(choice, dict)]
-            everything = {parameter for name in names for parameter in named(name).parameters(role)}
-            validate.known(f"set {key}", parameter, everything, "no recipe of this comparison has such a parameter")
+            everything = {one for choice in choices if isinstance(choice, dict) for one in _parameters(choice, role)}
+            validate.known(f"set {key}", parameter, everything, "none of the recipes has such a parameter")
         for choice in takers:
             if isinstance(choice.setdefault(role, {}), dict):  # otherwise the file is wrong; the settings say how
                 choice[role][parameter] = value
@@ -208,3 +199,15 @@ def choose_recipes(from_file: Any, chosen: list[str] | None, settings: dict[str,
         ]:
             print_error_stream(f"set {key}={value}: {', '.join(others)} has no such parameter and stays as it is")
     return choices
+
+
+def _parameters(choice: dict[str, Any], role: str) -> tuple[str, ...]:
+    """What can be set in a role of a chosen recipe: its kind, and the hyper-parameters of that kind."""
+    from apportion.strategies.descriptions import parameters_of
+    from apportion.strategies.recipes import named
+
+    recipe, said = named(str(choice.get("name"))), choice.get(role)
+    if not recipe.private:
+        return ()
+    kind = said.get("kind") if isinstance(said, dict) else None
+    return ("kind", *(recipe.parameters(role) if kind is None else parameters_of(role, kind)))

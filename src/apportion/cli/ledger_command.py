@@ -48,7 +48,10 @@ def limit(
     budget = Budget(epsilon=epsilon, delta=delta, unit=Record())
     ledger = Ledger.create(path, name=name, rule=RULES[rule.value](budget))
     typer.echo(f"{path}: all runs on {name!r} together may spend ε = {epsilon:g} at δ = {delta:g} ({unit.value}).")
-    typer.echo(f"Use it with apportion.train(..., ledger={str(path)!r}). First row: {ledger.head()}")
+    typer.echo(
+        f"Use it with storage=apportion.Storage(ledger={str(path)!r}), or with `apportion train --ledger {path}`. "
+        f"First row: {ledger.head()}"
+    )
     ledger.close()
 
 

@@ -56,9 +56,14 @@ def plan(
     from apportion.cli.compare_command import choose_recipes
     from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
     from apportion.compare.experiment import experiment
+    from apportion.errors import InvalidArgument
     from apportion.reporting.plan_page import CALIBRATIONS, draw_plans, plan_facts, plan_recipe
 
     validate.known("calibrate", calibrate, CALIBRATIONS)
+    if out is not None and calibrate != "pld":
+        raise InvalidArgument(
+            "out", str(out), f"noise from {calibrate} costs more than the ε that was asked for", "Use --calibrate pld"
+        )
     values = {"data": "your data"} | options.given_settings(locals())
     values["recipe"] = choose_recipes(None, recipe or [options.DEFAULT_RECIPE], options.parse_settings(settings))
     wanted = experiment(with_benchmark_budget(with_training_defaults(values)))
@@ -79,7 +84,7 @@ def plan(
     if html is not None:
         typer.echo(f"Drawn in {html}")
     if out is not None:
-        typer.echo(f"Written to {out}: execute it with `apportion train --plan {out}`")
+        typer.echo(f"Written to {out}: execute it with `apportion train --data … --plan {out}`")
 
 
 def _write(plans: list[Plan], path: Path) -> None:

@@ -176,6 +176,10 @@ def _from_file(path: Path, said: dict[str, Any]) -> tuple[Experiment, Plan]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
         raise InvalidArgument("plan", str(path), f"it cannot be read: {reason}", "Check the path") from None
+    except InvalidArgument as error:
+        if error.argument != "plan":  # it names the part of the plan that is invalid
+            raise
+        raise InvalidArgument("plan", str(path), error.reason, error.fix) from None
     name = plan.recipe.name
     choice = {"name": name if name in RECIPES else options.DEFAULT_RECIPE, "label": name}
     budget, sampling = plan.budget, plan.sampling

@@ -66,7 +66,8 @@ def load_settings(folder: Path) -> RunSettings:
             "resume",
             str(folder),
             f"{_FILE} cannot be read there: {error.strerror}",
-            "Name the folder of a run of `apportion train` (its own --out)",
+            "Name the folder of a run of `apportion train` (its own --out); a run that was started in Python goes on there, "
+            "with storage=apportion.Storage(folder, resume=True)",
         ) from error
     except (ValueError, TypeError, ValidationError) as error:
         line = str(error).splitlines()[0]

@@ -133,6 +133,14 @@ def as_records(data: Any) -> Records:
         )
     if isinstance(data, (tuple, list)) and len(data) == 2 and not isinstance(data, Dataset):
         return _from_arrays(data[0], data[1])
+    arrays = data if isinstance(data, tuple) else (data,)
+    if arrays and all(isinstance(one, (np.ndarray, Tensor)) for one in arrays):
+        raise InvalidArgument(
+            _ARGUMENT,
+            f"{len(arrays)} arrays" if isinstance(data, tuple) else type(data).__name__,
+            "records are a pair of inputs and targets",
+            f"Pass {_ARGUMENT}=(inputs, targets); several inputs are a tuple or a dict, ((first, second), targets)",
+        )
     if hasattr(data, "__getitem__") and isinstance(data, Sized):
         return _from_dataset(data)
     raise InvalidArgument(
@@ -155,6 +163,14 @@ def _as_tensor(value: Any) -> Tensor:
         value = value.astype(np.float32)  # NumPy's default type would not meet a float32 model
     with contain_errors() as attempt:
         return as_dense_tensor(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OSUM":
+        raise InvalidArgument(
+            _ARGUMENT,
+            f"{type(value).__name__} of {value.dtype}",
+            "it does not hold numbers",
+            "Encode each value by a list that was fixed without looking at the records, classes as int64 from 0: "
+            "{'healthy': 0, 'ill': 1}[label]",
+        )
     raise InvalidArgument(
         _ARGUMENT,
         f"{type(value).__name__} of {value.dtype}",

@@ -144,7 +144,8 @@ def probe_loss(model: nn.Module, loss_fn: LossFunction, example_inputs: Tree, ex
         raise UnsupportedModel(
             "The loss mixes records: for a batch it is not the values of its records, nor their mean or sum. "
             "Use reduction='none' and only terms that depend on one record, "
-            "without dividing by anything that is counted or summed over the batch, as a mean with class weights does."
+            "without dividing by anything that is counted or summed over the batch, as a mean with class weights does. "
+            "A target must have the shape of the output: [records] beside [records, 1] is spread over the whole batch."
         )
 
 

@@ -165,7 +165,8 @@ def find_runnable(
     raise UnsupportedModel(
         f"{subject} failed on a synthetic record of {shape} with a batch dimension in front: "
         f"{type(failure).__name__}: {failure}. "
-        "Inputs are passed as model(x), a tuple as model(*x), a dict as model(**x); class labels must be int64."
+        "Inputs are passed as model(x), a tuple as model(*x), a dict as model(**x), with the type that they are stored in; class labels "
+        "must be int64, and the targets of a regression have the shape of the output."
     ) from failure
 
 

@@ -40,8 +40,8 @@ def report(
     """Write one page about one run or about several side by side, and return its path.
 
     Args:
-        runs: what `train` and `make_private` give back, results, folders of runs, files of results, or a list of any of these. In a
-            dictionary, each key is what its run is called on the page; otherwise a run has the name of its recipe.
+        runs: what `train` gives back, `private.run` of `make_private`, results, folders of runs, files of results, or a list of any of
+            these. In a dictionary, each key is what its run is called on the page; otherwise a run has the name of its recipe.
         path: of the page; in a folder, report.html.
         title: of the page.
 
@@ -113,7 +113,7 @@ def _as_results(source: Source, name: str | None) -> Results:
 
 def _describe_finished(run: Any) -> RunResult:
     if not isinstance(run, FinishedRun):
-        fix = "Pass what train or make_private gives back, the folder of a run, or results.json"
+        fix = "Pass what train gives back, the run of make_private (private.run), the folder of a run, or results.json"
         raise InvalidArgument("runs", type(run).__name__, "it is neither a run nor results", fix)
     return describe_run(run.statement(), run.configuration(), [entry.as_json() for entry in run.history])
 

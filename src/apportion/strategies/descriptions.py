@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from apportion import validate
@@ -47,6 +47,12 @@ def build(role: str, description: Any) -> Any:
         return kind(**{name: _frozen(value) for name, value in description.items() if name != "kind"})
     except TypeError as error:  # of a parameter that the kind does not have
         raise InvalidArgument(role, description["kind"], str(error), "Correct its hyper-parameters") from None
+
+
+def parameters_of(role: str, kind: str) -> tuple[str, ...]:
+    """The hyper-parameters of a kind of strategy, by name."""
+    found = _find(role, kind)
+    return tuple(one.name for one in fields(found)) if is_dataclass(found) else ()
 
 
 def _find(role: str, name: str) -> Any:
