@@ -16,7 +16,7 @@ def planned(apportion, tmp_path):
     """A plan in plan.json."""
     code, out, _ = apportion("plan", "--recipe", "du-dynamic", *BUDGET, *LENGTH, "--spare", "1", "--out", "plan.json")
     assert code == 0
-    assert "apportion train --plan plan.json" in out
+    assert "--plan plan.json" in out
     return ap.Plan.from_json((tmp_path / "plan.json").read_text())
 
 
