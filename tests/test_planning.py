@@ -147,6 +147,11 @@ class Filter:
         return (1 - self.gain) * before + self.gain * gradient
 
 
+def test_every_multiplier_is_one_line_of_the_file(dynamic):
+    lines = [json.loads(line.strip().rstrip(",")) for line in dynamic.to_json().splitlines() if line.startswith("  [")]
+    assert lines == [[multiplier, 1] for multiplier in dynamic.multipliers]
+
+
 def test_a_strategy_of_ones_own_survives_a_file():
     plan = planned(ap.Recipe(update=Filter(gain=0.5)))
     assert ap.Plan.from_json(plan.to_json()) == plan
@@ -174,6 +179,8 @@ EDITS = {
     "another version": (lambda c: c.__setitem__("apportion_plan", 2), "reads plans of version 1"),
     "another unit": (lambda c: c["budget"].__setitem__("unit", "hospital"), "no such unit"),
     "no recipe": (lambda c: c.pop("recipe"), "missing or has another form"),
+    "an unknown part": (lambda c: c.__setitem__("epsilonn", 1.0), "no such part. Did you mean 'epsilon'"),
+    "a version that is no number": (lambda c: c.__setitem__("apportion_plan", True), "reads plans of version 1"),
     "an unknown strategy": (lambda c: c["recipe"]["clip"].__setitem__("kind", "Fixedd"), "no such strategy"),
     "an unknown parameter": (lambda c: c["recipe"]["clip"].__setitem__("size", 1), "size"),
     "a module that is not there": (
@@ -217,6 +224,7 @@ def test_a_plan_at_the_edge_of_its_stated_price_is_read(dynamic):
         ({"recipe": "lin-transfer"}, "it needs a file of thresholds"),
         ({"recipe": ap.clip.Fixed()}, "neither the name of a recipe nor a Recipe"),
         ({"recipe": None}, "neither the name of a recipe nor a Recipe"),
+        ({"recipe": ap.recipes.du_dynamic}, "Call it to get its recipe"),
         ({"budget": 3.0}, "it is not a Budget"),
         ({"population": None}, "must be declared"),
         ({"population": -5}, "at least 1"),

@@ -204,7 +204,9 @@ class Plan:
     def to_json(self) -> str:
         """A text for a file, for review and for `from_json`. Equal multipliers in a row are one pair [z, how often]."""
         content = {"apportion_plan": FORMAT, **self.describe(), "epsilon": self.epsilon, "accountant": self.accountant}
-        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        pairs = ",\n  ".join(json.dumps(pair) for pair in content.pop("multipliers"))  # one line each, to be reviewed
+        text = json.dumps(content | {"multipliers": []}, indent=1, ensure_ascii=False)
+        return text.replace('"multipliers": []', f'"multipliers": [\n  {pairs}\n ]') + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -329,7 +331,9 @@ def find_recipe(recipe: str | Recipe) -> Recipe:
             "recipe",
             validate.shown(recipe),
             "it is neither the name of a recipe nor a Recipe",
-            'Pass for example "du-dynamic", or apportion.Recipe(clip=apportion.clip.Fixed(1.0))',
+            "Call it to get its recipe"
+            if callable(recipe)
+            else 'Pass for example "du-dynamic", or apportion.Recipe(clip=apportion.clip.Fixed(1.0))',
         )
     return recipe
 
@@ -339,9 +343,9 @@ def require_plan(value: object) -> Plan:
     if type(value) is not Plan:  # a subclass might execute something else than it prices
         raise InvalidArgument(
             "plan",
-            validate.shown(value),
+            value.name if isinstance(value, Recipe) else validate.shown(value),
             f"it is a {type(value).__name__}, and a run executes a Plan",
-            'Pass apportion.plan("default", budget=..., population=..., batch_size=..., epochs=...)',
+            "Pass apportion.plan(recipe, budget=..., population=..., batch_size=..., epochs=...)",
         )
     return value
 
@@ -384,13 +388,16 @@ def _read(text: str) -> dict[str, Any]:
         ) from None
     if not isinstance(content, dict) or "apportion_plan" not in content:
         raise InvalidArgument("plan", type(content).__name__, "it is not a plan", "Pass what plan.to_json() returned")
-    if content["apportion_plan"] != FORMAT:
+    if type(content["apportion_plan"]) is not int or content["apportion_plan"] != FORMAT:
         raise InvalidArgument(
             "plan",
             f"version {content['apportion_plan']!r}",
             f"this release of Apportion reads plans of version {FORMAT}",
             "Make the plan anew with `apportion plan`",
         )
+    known = ("apportion_plan", "recipe", "budget", "sampling", "spare", "multipliers", "epsilon", "accountant")
+    for name in content:
+        validate.known("plan", name, known, "a plan has no such part")
     return content
 
 

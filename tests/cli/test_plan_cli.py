@@ -80,6 +80,13 @@ def test_a_bad_plan_is_one_line_and_nothing_is_trained(apportion, tmp_path, plan
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_plan_for_training_has_the_spare_steps_that_training_would_have(apportion, tmp_path):
+    long = ["--sample-rate", "0.1", "--steps", "200"]
+    apportion("plan", *BUDGET, *long, "--out", "plan.json")
+    assert ap.Plan.from_json((tmp_path / "plan.json").read_text()).spare == 2
+    assert json.loads(apportion("plan", *BUDGET, *long, "--json")[1])["spare"] == 0
+
+
 def test_one_file_holds_one_plan(apportion, tmp_path):
     code, _, err = apportion(
         "plan", "--recipe", "abadi", "--recipe", "du-growing", *BUDGET, *LENGTH, "--out", "plan.json"

@@ -82,6 +82,14 @@ class ReplayReport:
     state_entries: int
     notes: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        lines = [
+            f"{'passed' if self.ok else 'FAILED'}: {self.steps} steps on {len(self.neighbours)} neighbouring data sets"
+        ]
+        lines += [f"  {one.neighbour:<40} {one.largest_ratio:.4f} of the allowed distance" for one in self.neighbours]
+        lines += [f"  {finding.kind}: {finding}" for finding in self.findings]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
     @property
     def ok(self) -> bool:
         return not self.findings

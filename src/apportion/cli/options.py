@@ -80,6 +80,13 @@ SETTINGS = ("data", "model", "activation", *BUDGET, *SAMPLING, "lr", "optimizer"
 """What an experiment may say, by the names of the options."""
 
 
+def default_spare(steps: int) -> int:
+    """Spare steps of a run of `steps`: a hundredth of it, which is enough for one crash between two checkpoints."""
+    from apportion.training.storage import CHECKPOINTS
+
+    return steps // CHECKPOINTS
+
+
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:
     """["clip.threshold=0.5"] → {"clip.threshold": 0.5}."""
     parsed: dict[str, Any] = {}

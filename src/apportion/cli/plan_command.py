@@ -32,7 +32,13 @@ def plan(
     steps: options.Steps = None,
     epochs: options.Epochs = None,
     batch_size: options.BatchSize = None,
-    spare: Annotated[int, typer.Option(help="Steps that can be taken again after a crash; they are paid for.")] = 0,
+    spare: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps that can be taken again after a crash; they are paid for.",
+            show_default="with --out a hundredth of the run, otherwise 0",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Write the plan for `apportion train --plan` and for review (JSON).", show_default=False),
@@ -70,7 +76,8 @@ def plan(
     wanted.check()
     budget = wanted.budget()
     sampling = wanted.sampling()
-    planned = [plan_recipe(choice.recipe(), budget, sampling, calibrate, spare) for choice in wanted.recipe]
+    spares = options.default_spare(sampling.steps if out is not None else 0) if spare is None else spare
+    planned = [plan_recipe(choice.recipe(), budget, sampling, calibrate, spares) for choice in wanted.recipe]
     if out is not None:
         _write(planned, out)
     plans = [plan_facts(one, target_epsilon=budget.epsilon, calibration=calibrate) for one in planned]

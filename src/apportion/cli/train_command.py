@@ -127,7 +127,6 @@ def _from_options(said: dict[str, Any], spare: int | None) -> tuple[Experiment, 
     """The experiment that the options describe, and its plan; `None` for training without privacy."""
     from apportion.compare.defaults import published_population
     from apportion.planning import plan_steps
-    from apportion.training.storage import CHECKPOINTS
 
     recipes, data = said.get("recipe") or [options.DEFAULT_RECIPE], said["data"]
     if len(recipes) > 1:
@@ -158,8 +157,7 @@ def _from_options(said: dict[str, Any], spare: int | None) -> tuple[Experiment, 
     recipe, sampling = described.recipe[0].recipe(), described.sampling()
     if not recipe.private:
         return described, None
-    # a hundredth of the run, which is enough for one crash
-    spares = sampling.steps // CHECKPOINTS if spare is None else spare
+    spares = options.default_spare(sampling.steps) if spare is None else spare
     return described, plan_steps(recipe, described.budget(), sampling, spares)
 
 

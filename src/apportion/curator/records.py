@@ -28,7 +28,7 @@ from apportion.curator.workers import Workers
 from apportion.errors import InvalidArgument
 
 Batch = tuple[Any, Any]
-_ARGUMENT = "train_data"
+_ARGUMENT = "data"
 
 
 class Records:

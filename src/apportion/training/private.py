@@ -1,6 +1,6 @@
 """Tier 2: `make_private` for a training loop of one's own.
 
-    private = make_private(model, optimizer, train_data, budget=..., ...)
+    private = make_private(model, optimizer, data, plan)
     for x, y in private.batches():
         private.optimizer.zero_grad()
         loss_fn(private.model(x), y).backward()
@@ -183,6 +183,13 @@ class Private:
     def save(self, folder: str | Path) -> Path:
         """Write the run folder."""
         return self.run.save(folder)
+
+    def report(self, path: str | Path, *, title: str | None = None) -> Path:
+        """Write one HTML page about the run so far."""
+        return self.run.report(path, title=title)
+
+    def __repr__(self) -> str:
+        return f"Private({self.run!r})"
 
     @property
     def steps_left(self) -> int:

@@ -107,13 +107,19 @@ def in_words(facts: dict[str, Any]) -> str:
     factor = math.exp(min(facts["epsilon"], 700))
     text = (
         f"Whatever is computed from the released model, the probability of any result changes by at most a factor "
-        f"e^{facts['epsilon']:.4g}, about {factor:.3g} (plus δ = {facts['delta']:g}), when one {facts['unit']} is added to the "
+        f"e^{_rounded_up(facts['epsilon'])}, about {factor:.3g} (plus δ = {facts['delta']:g}), when one {facts['unit']} is added to the "
         f"training data or removed from it. This held for all {facts['steps_taken']} steps taken, each on a fresh Poisson batch "
         f"with sampling rate {facts['sample_rate']:.4g}."
     )
     if not facts["private"]:
         return f"NOT PRIVATE: {facts['why_not_private']}. With secret randomness the same run would promise: {text}"
     return text
+
+
+def _rounded_up(epsilon: float) -> str:
+    """ε to three places, never below the true one."""
+    shown = f"{epsilon:.3f}"
+    return shown if float(shown) >= epsilon else f"{float(shown) + 0.001:.3f}"
 
 
 def as_markdown(facts: dict[str, Any]) -> str:
