@@ -71,6 +71,7 @@ HARMLESS = {
     "curator.ziggurat.LAYERS": "of the table that normals are made with: another number would need another table",
     "accounting.accountant.LARGEST_COUNT": _LIMIT,
     "accounting.accountant.LARGEST_GROUP": _LIMIT,
+    "accounting.rules.LARGEST_MULTISET": _LIMIT,
     "accounting.calibration._ROUNDS": "of a search that raises when they are used up",
     "accounting.ledger.FORMAT": _FORMAT,
     "accounting.ledger._MOST_TIMES": _LIMIT,

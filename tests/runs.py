@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import apportion as ap
 from apportion.audit import replay as replay_audit
 from apportion.planning import Plan, plan_steps
+from apportion.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,11 @@ def _arguments(options):
     roles = {role: options.pop(role, None) for role in ("clip", "noise", "update")}
     names = ("budget", "population", "batch_size", "epochs", "sample_rate", "steps")
     sampling = {name: options.pop(name) for name in names if name in options}
-    plan = ap.plan(recipe(**roles), **sampling)
-    spare = kept.spare if kept.spare is not None else plan.sampling.steps // 100 if folder is not None else 0
-    if spare:
-        plan = ap.plan(recipe(**roles), **sampling, spare=spare)
+    spare = kept.spare or 0
+    if kept.spare is None and folder is not None:
+        declared = {name: value for name, value in sampling.items() if name != "budget"}
+        spare = Sampling.declare(**{"population": None, **declared}).steps // 100
+    plan = ap.plan(recipe(**roles), **sampling, spare=spare)
     storage = ap.Storage(
         folder=folder,
         ledger=options.pop("ledger", None),

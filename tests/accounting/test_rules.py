@@ -56,6 +56,12 @@ def test_a_multiset_costs_what_all_its_tokens_cost():
         Multiset(tokens, budget(0.5))
 
 
+@pytest.mark.parametrize("tokens", [[Event(0.1, 2.0)], {Event(0.1, 2.0): 1.5}, {Event(0.1, 2.0): 10**9}, None])
+def test_a_multiset_counts_its_tokens(tokens):
+    with pytest.raises(InvalidArgument, match="tokens"):
+        Multiset(tokens, budget(3.0))
+
+
 def worst_controller(tokens, epsilon, step):
     """δ of the best adaptive order of `tokens`, by recursion on a grid: V(S, e) = max_t E_{l∼t} V(S∖t, e − l)."""
     kinds = list(dict.fromkeys(tokens))

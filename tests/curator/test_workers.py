@@ -545,8 +545,8 @@ class Pairs(Dataset):
 
 model = torch.nn.Linear(4, 2)
 budget = ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.Record())
-run = runs.train(model, torch.nn.functional.cross_entropy, Pairs(), budget=budget, population=40, sample_rate=0.5, steps=2, lr=0.1,
-               execution=ap.Execution(workers=2), progress=False)
+plan = ap.plan(ap.Recipe(), budget=budget, population=40, sample_rate=0.5, steps=2)
+run = ap.train(model, torch.nn.functional.cross_entropy, Pairs(), plan, lr=0.1, execution=ap.Execution(workers=2), progress=False)
 assert run.steps == 2
 """
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import apportion as ap
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.calibration import calibrate
-from apportion.accounting.rules import ConcentratedFilter, GaussianFilter, Multiset, RenyiFilter
+from apportion.accounting.rules import ConcentratedFilter, GaussianFilter, Multiset, RenyiFilter, charge
 from apportion.accounting.run_filter import GaussianRuns, SumOfRuns
 from apportion.accounting.schedules import schedule_from_history
 from apportion.accounting.selection import selection_epsilon
@@ -37,7 +37,7 @@ def price_counted(events):
 
 
 def fill(rule):
-    rule.charge(Event(1.0, 10.0))
+    charge(rule, Event(1.0, 10.0))
     return rule
 
 

@@ -105,7 +105,7 @@ def test_the_state_comes_back_bit_for_bit(tmp_path, dies, monkeypatch):
     moving = {key: saved[key] for key in ("step", "model", "optimizer", "scheduler", "clip", "update")}
     assert pack(moving) == pack(seen)
     assert saved["optimizer"]["state"][0]["momentum_buffer"].abs().sum() > 0
-    assert saved["scheduler"]["last_epoch"] == 6
+    assert saved["scheduler"]["last_epoch"] == 5, "a step whose clip could not observe it changes nothing"
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path):

@@ -38,6 +38,9 @@ from apportion.budget import Budget, require_budget
 from apportion.errors import BudgetExhausted, InvalidArgument
 from apportion.request import Event
 
+LARGEST_MULTISET = 1_000_000
+"""Tokens, each of which is written to the ledger."""
+
 
 class Rule(Protocol):
     """Decides, event by event, whether it is covered by what was declared. Charges are numbered; a number is charged at most once.
@@ -177,9 +180,21 @@ class Multiset:
 
     def __init__(self, tokens: Mapping[Event, int], budget: Budget):
         require_budget("budget", budget)
-        for token, count in tokens.items():
-            validate.whole("tokens", count, f"it is how often {token} may be spent", "Use whole numbers", least=0)
-        self.declared = tuple(Counter(tokens).elements())
+        given: object = tokens
+        if not isinstance(given, Mapping):
+            reason = "it is not a mapping of events to how often each may be spent"
+            raise InvalidArgument("tokens", validate.shown(given), reason, "Try {Event(0.1, 2.0): 10}")
+        counts = {
+            token: validate.whole(
+                "tokens", count, f"it is how often {token} may be spent", "Use whole numbers", least=0
+            )
+            for token, count in tokens.items()
+        }
+        if sum(counts.values()) > LARGEST_MULTISET:
+            raise InvalidArgument(
+                "tokens", sum(counts.values()), f"{LARGEST_MULTISET:,} tokens are the most", "Declare fewer"
+            )
+        self.declared = tuple(Counter(counts).elements())
         self.steps = len(self.declared)
         price = self.epsilon(budget.delta)
         if price > budget.epsilon:
