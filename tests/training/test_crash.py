@@ -15,7 +15,8 @@ from apportion.training.checkpoint import read_checkpoint
 
 STEPS, SPARE = 12, 30
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["apportion.training.train", "torch", "crash_child"])
+# torch._dynamo is what the first proof of a process would import, for a second in each of a hundred lives
+processes.set_forkserver_preload(["apportion.training.train", "torch", "torch._dynamo", "crash_child"])
 
 
 def live(folder, mode, resume, point=None, countdown=1, kill_after=None):
