@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-import torch._dynamo  # at once: imported late in a long session, by the first compiled stranger, it takes minutes
 from torch.utils._pytree import tree_map
 
 import apportion as ap
