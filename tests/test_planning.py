@@ -158,6 +158,18 @@ def test_a_strategy_of_ones_own_survives_a_file():
     assert json.loads(plan.to_json())["recipe"]["update"] == {"kind": f"{__name__}:Filter", "gain": 0.5}
 
 
+@dataclass(frozen=True)
+class Listed(Filter):
+    """An update with a parameter that is called like a part of the plan."""
+
+    multipliers: tuple[float, ...] = ()
+
+
+def test_a_parameter_called_multipliers_does_not_disturb_the_file():
+    plan = planned(ap.Recipe(update=Listed()))
+    assert ap.Plan.from_json(plan.to_json()) == plan
+
+
 def edited(plan, change):
     content = json.loads(plan.to_json())
     change(content)

@@ -205,8 +205,8 @@ class Plan:
         """A text for a file, for review and for `from_json`. Equal multipliers in a row are one pair [z, how often]."""
         content = {"apportion_plan": FORMAT, **self.describe(), "epsilon": self.epsilon, "accountant": self.accountant}
         pairs = ",\n  ".join(json.dumps(pair) for pair in content.pop("multipliers"))  # one line each, to be reviewed
-        text = json.dumps(content | {"multipliers": []}, indent=1, ensure_ascii=False)
-        return text.replace('"multipliers": []', f'"multipliers": [\n  {pairs}\n ]') + "\n"
+        text = json.dumps(content, indent=1, ensure_ascii=False).removesuffix("\n}")
+        return f'{text},\n "multipliers": [\n  {pairs}\n ]\n}}\n'
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -281,8 +281,7 @@ def plan(
         InvalidArgument: for a value that cannot be planned with; nothing is read or charged.
     """
     chosen = find_recipe(recipe)
-    if not chosen.private:
-        raise InvalidArgument("recipe", chosen.name, "it has no privacy to plan", "Choose a private recipe")
+    _require_schedule(chosen)
     chosen.require_complete()
     require_budget("budget", budget)
     sampling = Sampling.declare(

@@ -96,9 +96,8 @@ class Session:
         self._clip_state = self.plan.clip.init(self._context(1))
         self._update_state = self.plan.recipe.update.init(parameters)
         self._rehearse()
-        self._update_state = self.plan.recipe.update.init(
-            parameters
-        )  # the first one may be changed by what was rehearsed
+        # Anew: the first one may have been changed by what was rehearsed.
+        self._update_state = self.plan.recipe.update.init(parameters)
         self.curator = build_curator(self)
 
     def _rehearse(self) -> None:
