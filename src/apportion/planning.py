@@ -9,24 +9,41 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 from apportion import validate
-from apportion.accounting.accountant import Accountant, PrivacyLossAccountant, RunningPrice, count_events
+from apportion.accounting.accountant import PRICED, Accountant, PrivacyLossAccountant, RunningPrice, count_events
 from apportion.accounting.calibration import calibrate, longest_affordable
-from apportion.accounting.rules import ADAPTIVE_RULES, FixedPlan
+from apportion.accounting.rules import (
+    ConcentratedFilter,
+    FixedPlan,
+    GaussianFilter,
+    Multiset,
+    RenyiFilter,
+    Rule,
+    fits,
+)
 from apportion.budget import UNITS, Budget, require_budget
 from apportion.errors import InvalidArgument
-from apportion.request import Event, Request
+from apportion.request import Event, Noised, NormSum, Request
 from apportion.sampling import MOST_STEPS, Sampling
 from apportion.strategies.context import Context
 from apportion.strategies.descriptions import build
 from apportion.strategies.recipes import Recipe, named
-from apportion.strategies.roles import Clip, FeedbackNoise, NoiseSchedule
+from apportion.strategies.roles import (
+    AskGradient,
+    AskingUpdate,
+    Clip,
+    FeedbackNoise,
+    MultisetNoise,
+    NoiseSchedule,
+    Question,
+    SteeringUpdate,
+)
 
 FORMAT = 1
 """Of a plan's JSON."""
@@ -48,9 +65,10 @@ class Plan:
         recipe: the strategies.
         budget: ε, δ and the unit of privacy.
         sampling: population, sampling rate and the number of steps that were asked for.
-        multipliers: z_1..z_T. Thresholds are not here: they may follow released values.
+        multipliers: z_1..z_T. Thresholds are not here: they may follow released values. If the multipliers follow released values too,
+            these are the declared tokens of a multiset, or under a filter those of a reference run that just fits into it.
         spare: tokens beyond the T steps, for steps that are taken again after a crash. They have the smallest multiplier of the plan,
-            so that each covers any step, and cost like any other.
+            so that each covers any step, and cost like any other. A filter needs none: it pays for what is asked.
 
     Examples:
         >>> import apportion as ap
@@ -73,11 +91,11 @@ class Plan:
             if not isinstance(value := getattr(self, name), kind):
                 raise InvalidArgument(name, validate.shown(value), f"it is not a {kind.__name__}", "Use apportion.plan")
         require_budget("budget", self.budget)
-        _require_schedule(self.recipe)
+        _require_noise(self.recipe)
         self.recipe.require_complete()
         reason = "without noise there is no privacy"
         positive = (validate.positive("multipliers", one, reason, "Use apportion.plan") for one in self.multipliers)
-        validate.store(self, multipliers=tuple(positive), spare=_require_spare(self.spare))
+        validate.store(self, multipliers=tuple(positive), spare=_require_spare(self.spare, self.recipe))
         if not 0 < len(self.multipliers) <= self.sampling.steps:
             raise InvalidArgument(
                 "multipliers",
@@ -97,24 +115,34 @@ class Plan:
         return self.recipe.clip
 
     @property
-    def noise(self) -> NoiseSchedule:
-        return _require_schedule(self.recipe)
+    def noise(self) -> NoiseSchedule | FeedbackNoise:
+        return _require_noise(self.recipe)
 
     @property
     def steps(self) -> int:
-        """T: the steps that are asked for, or as many of them as the budget affords at a given multiplier."""
+        """T: the draws that are asked for, or as many of them as the budget affords at a given multiplier. A filter may allow fewer."""
         return len(self.multipliers)
+
+    @property
+    def scale(self) -> float:
+        """Of multipliers that are chosen from released values, z_t = scale·r_t."""
+        return self.multipliers[0]
+
+    @property
+    def filtered(self) -> bool:
+        """Whether a filter decides, event by event, what is paid for, instead of tokens that are declared in advance."""
+        return needs_filter(self.recipe)
 
     @cached_property
     def tokens(self) -> tuple[Event, ...]:
-        """The events that are declared to the account: one for each step in order, then the spare ones."""
+        """The events of its multipliers in order, then the spare ones. All are declared to the account, but for a filter."""
         multipliers = self.multipliers + (min(self.multipliers),) * self.spare
         return tuple(Event(self.sampling.sample_rate, multiplier) for multiplier in multipliers)
 
     @property
     def accountant(self) -> str:
         """The name of what prices it."""
-        return PrivacyLossAccountant.name
+        return self.rule().name if self.filtered else PrivacyLossAccountant.name
 
     @cached_property
     def epsilon(self) -> float:
@@ -125,35 +153,55 @@ class Plan:
         """A copy, also one from a pickle, is checked and priced anew: what was computed before is left behind."""
         return Plan, (self.recipe, self.budget, self.sampling, self.multipliers, self.spare)
 
-    def rule(self) -> FixedPlan:
-        """The rule under which an account executes the plan."""
+    def rule(self) -> Rule:
+        """The rule under which an account executes the plan: it follows from the types of the strategies (`strategies/roles.py`)."""
+        if self.filtered:
+            return choose_filter(self.recipe, self.budget, self.sampling.sample_rate, self.multipliers)
+        if isinstance(self.noise, MultisetNoise):
+            return Multiset(count_events(self.tokens), self.budget)
         return FixedPlan(self.tokens, self.spare)
 
-    def context(self, step: int, parameter_shapes: Mapping[str, tuple[int, ...]]) -> Context:
-        """The public facts at a step (1-based)."""
+    def context(self, step: int, parameter_shapes: Mapping[str, tuple[int, ...]], noise_state: Any = None) -> Context:
+        """The public facts at a step (1-based), with the multiplier that the noise chooses in `noise_state`, if it is one that does."""
+        noise = self.noise
+        if not isinstance(noise, FeedbackNoise):
+            return self._context(step, self.multipliers[step - 1], parameter_shapes)
+        before = self._context(step, self.scale, parameter_shapes)
+        relative = validate.positive("noise.choose", noise.choose(noise_state, before), *_RELATIVE)
+        return replace(before, noise_multiplier=self.scale * relative)
+
+    def _context(self, step: int, multiplier: float, shapes: Mapping[str, tuple[int, ...]]) -> Context:
         rate, size = self.sampling.sample_rate, self.sampling.expected_batch_size
-        return Context(step, self.steps, rate, size, self.multipliers[step - 1], parameter_shapes)
+        return Context(step, self.steps, rate, size, multiplier, shapes)
 
-    def request(self, context: Context, clip_state: Any) -> Request:
-        """The roles' parts of one step, merged into the object that is both executed and priced."""
-        return Request(
-            sample_rate=self.sampling.sample_rate,
-            noise_multiplier=context.noise_multiplier,
-            expected_batch_size=self.sampling.expected_batch_size,
-            releases=self.clip.propose(clip_state, context),
-        )
+    def begin_noise(self, parameter_shapes: Mapping[str, tuple[int, ...]]) -> Any:
+        """The state of the noise before the first step; `None` for a schedule, which has none."""
+        noise = self.noise
+        return noise.init(self._context(1, self.scale, parameter_shapes)) if isinstance(noise, FeedbackNoise) else None
 
-    def rehearse(self, parameter_shapes: Mapping[str, tuple[int, ...]]) -> tuple[Request, ...]:
-        """Ask the clip for its first request and for that of the noisiest step, so that it raises before anything is charged."""
-        state = self.clip.init(self.context(1, parameter_shapes))
-        noisiest = self.multipliers.index(max(self.multipliers)) + 1
-        return tuple(self.request(self.context(step, parameter_shapes), state) for step in (1, noisiest))
+    def request(self, context: Context, clip_state: Any, question: Question | None = None) -> Request:
+        """The roles' parts of one draw, merged into the object that is both executed and priced.
+
+        Args:
+            question: of an update that asks; an ordinary gradient if it is not given.
+        """
+        rate, size = self.sampling.sample_rate, self.sampling.expected_batch_size
+        question = question or AskGradient()
+        if not isinstance(question, AskGradient):
+            return Request(rate, math.inf, size, (question,))
+        context = replace(context, noise_multiplier=context.noise_multiplier * question.noise)
+        releases = self.clip.propose(clip_state, context)
+        if question.threshold != 1:
+            releases = tuple(scale_threshold(release, question.threshold) for release in releases)
+        return Request(rate, context.noise_multiplier, size, releases)
 
     def thresholds(self) -> list[float]:
         """The first threshold of each step, as far as it is known before anything was released."""
         shapes = {"parameter": (1,)}  # the model is not known here
-        state = self.clip.init(self.context(1, shapes))
-        return [self.request(self.context(step, shapes), state).sums[0].threshold for step in range(1, self.steps + 1)]
+        noise_state = self.begin_noise(shapes)
+        contexts = [self.context(step, shapes, noise_state) for step in range(1, self.steps + 1)]
+        state = self.clip.init(contexts[0])
+        return [self.request(context, state).sums[0].threshold for context in contexts]
 
     def spending(self, points: int = POINTS) -> list[tuple[int, float]]:
         """(step, ε of the steps so far) at evenly spaced steps."""
@@ -241,7 +289,9 @@ class Plan:
             raise _edited(f"its multipliers cost ε = {self.epsilon:.6g}, and it states {stated:.6g}")
         if self.epsilon > self.budget.epsilon * (1 + _SAME_SHAPE):
             raise _edited(f"it costs ε = {self.epsilon:.6g}, more than its budget of {self.budget.epsilon:g}")
-        shape = _shape(self.noise, self.sampling)[: self.steps]
+        if self.filtered and not fits(self.rule(), _reference(self.recipe, self.tokens)):
+            raise _edited("its reference run does not fit into its filter")
+        shape = _shape(self.recipe, self.sampling)[: self.steps]
         scale = self.noise.multiplier or self.multipliers[0] / shape[0]
         if any(
             not math.isclose(multiplier, scale * relative, rel_tol=_SAME_SHAPE)
@@ -281,7 +331,7 @@ def plan(
         InvalidArgument: for a value that cannot be planned with; nothing is read or charged.
     """
     chosen = find_recipe(recipe)
-    _require_schedule(chosen)
+    _require_noise(chosen)
     chosen.require_complete()
     require_budget("budget", budget)
     sampling = Sampling.declare(
@@ -299,22 +349,24 @@ def plan_steps(
         accountant: solves the noise instead of ours, to reproduce what somebody published. The plan's ε is always the true one, and
             no run begins with a plan that costs more than its budget.
     """
-    accountant = accountant or PrivacyLossAccountant()
-    spare = _require_spare(spare)
+    spare = _require_spare(spare, recipe)
     budget.warn_if_weak(sampling.population)
-    noise = _require_schedule(recipe)
-    shape, rate = _shape(noise, sampling), sampling.sample_rate
-    spares = [min(shape)] * spare
+    noise = _require_noise(recipe)
+    shape, rate = _shape(recipe, sampling), sampling.sample_rate
+    if needs_filter(recipe):
+        return _plan_filter(recipe, budget, sampling, shape)
+    accountant, spares = accountant or PrivacyLossAccountant(), [min(shape)] * spare
     if noise.multiplier is None:
         scale = calibrate(accountant, spares + shape, sample_rate=rate, epsilon=budget.epsilon, delta=budget.delta)
         return Plan(recipe, budget, sampling, tuple(scale * relative for relative in shape), spare)
     events = [Event(rate, noise.multiplier * relative) for relative in spares + shape]
     affordable = longest_affordable(accountant, events, epsilon=budget.epsilon, delta=budget.delta) - spare
-    if affordable <= 0:
+    if affordable <= 0 or (isinstance(noise, MultisetNoise) and affordable < len(shape)):
         raise InvalidArgument(
             "noise.multiplier",
             noise.multiplier,
-            f"a single step{f' beside {spare} spare ones' if spare else ''} costs more than epsilon={budget.epsilon:g}",
+            f"{'its tokens cost' if isinstance(noise, MultisetNoise) else 'a single step'}"
+            f"{f' beside {spare} spare ones' if spare else ''} costs more than epsilon={budget.epsilon:g}",
             "Use more noise, a smaller sampling rate or a larger budget; or leave it out to fit the budget",
         )
     kept = events[spare : spare + affordable]
@@ -349,31 +401,88 @@ def require_plan(value: object) -> Plan:
     return value
 
 
-def _require_spare(spare: int) -> int:
+def _require_spare(spare: int, recipe: Recipe) -> int:
     spare = validate.whole("spare", spare, "it is a number of steps", "Use 0 to have none", least=0)
+    if spare and needs_filter(recipe):
+        raise InvalidArgument(
+            "spare", spare, "a filter pays for every draw as it comes, also for one that is taken again", "Leave it out"
+        )
     if spare > MOST_STEPS:
         raise InvalidArgument("spare", spare, f"{MOST_STEPS:,} are the most", "Use a few hundred")
     return spare
 
 
-def _require_schedule(recipe: Recipe) -> NoiseSchedule:
-    """The noise of a recipe, whose multipliers must be known in advance."""
-    if not recipe.private:
-        raise InvalidArgument("recipe", recipe.name, "it has no privacy to plan", "Choose a private recipe")
-    noise = recipe.noise
-    if isinstance(noise, FeedbackNoise) or noise is None:
+def needs_filter(recipe: Recipe) -> bool:
+    """Whether what a step costs, or how many there are, follows released values in a way that no declared tokens cover."""
+    feedback = isinstance(recipe.noise, FeedbackNoise) and not isinstance(recipe.noise, MultisetNoise)
+    return feedback or isinstance(recipe.update, AskingUpdate)
+
+
+def choose_filter(recipe: Recipe, budget: Budget, sample_rate: float, multipliers: Sequence[float]) -> Rule:
+    """The tightest filter that covers a recipe: without sampling sums of μ² or ρ, otherwise Rényi orders around a reference run."""
+    steps = len(multipliers)
+    if sample_rate == 1:
+        kind = ConcentratedFilter if isinstance(recipe.update, AskingUpdate) else GaussianFilter
+        return kind(budget, steps)
+    return RenyiFilter.around(budget, _reference(recipe, (Event(sample_rate, z) for z in multipliers)), steps)
+
+
+def _reference(recipe: Recipe, events: Iterable[Event]) -> Mapping[Event, int]:
+    counts = count_events(events)
+    return recipe.update.reference(counts) if isinstance(recipe.update, AskingUpdate) else counts
+
+
+def _plan_filter(recipe: Recipe, budget: Budget, sampling: Sampling, shape: Sequence[float]) -> Plan:
+    """The smallest scale at which the reference run fits into its filter."""
+    rate, noise = sampling.sample_rate, _require_noise(recipe)
+
+    def affordable(scale: float) -> bool:
+        multipliers = [scale * relative for relative in shape]
+        rule = choose_filter(recipe, budget, rate, multipliers)
+        return fits(rule, _reference(recipe, (Event(rate, z) for z in multipliers)))
+
+    low, high = PRICED[0], PRICED[1]
+    if not affordable(high):
         raise InvalidArgument(
-            "noise",
-            type(noise).__name__,
-            "it chooses multipliers from released values, and a plan fixes them in advance",
-            f"Rules that would cover it: {'; '.join(ADAPTIVE_RULES)}",
+            "budget.epsilon", budget.epsilon, "no multiplier is large enough for it under a filter", "Use fewer steps"
         )
-    return noise
+    while high > low * (1 + 1e-4):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if affordable(middle) else (middle, high)
+    scale = noise.multiplier or high
+    if scale < high:
+        raise InvalidArgument(
+            "noise.multiplier", scale, f"the reference run would need {high:.4g}", "Leave it out to fit the budget"
+        )
+    return Plan(recipe, budget, sampling, tuple(scale * relative for relative in shape))
 
 
-def _shape(noise: NoiseSchedule, sampling: Sampling) -> list[float]:
-    """r_1..r_T: the multipliers in units of their scale."""
-    steps, rate, size = sampling.steps, sampling.sample_rate, sampling.expected_batch_size
+def scale_threshold(release: Noised, factor: float) -> Noised:
+    """The same release with its threshold or bound multiplied."""
+    if isinstance(release, NormSum):
+        return replace(release, bound=release.bound * factor)
+    return replace(release, threshold=release.threshold * factor)
+
+
+def _require_noise(recipe: Recipe) -> NoiseSchedule | FeedbackNoise:
+    """The noise of a recipe, which must be private."""
+    if not recipe.private or recipe.noise is None:
+        raise InvalidArgument("recipe", recipe.name, "it has no privacy to plan", "Choose a private recipe")
+    return recipe.noise
+
+
+def _shape(recipe: Recipe, sampling: Sampling) -> list[float]:
+    """r_1..r_T: the multipliers in units of their scale; of a multiset those of its tokens, of feedback those of the reference run.
+
+    An update that takes several draws for a step gets as many as whole steps need.
+    """
+    noise = _require_noise(recipe)
+    draws = recipe.update.draws if isinstance(recipe.update, SteeringUpdate) else 1
+    steps, rate, size = sampling.steps // draws * draws or draws, sampling.sample_rate, sampling.expected_batch_size
+    if isinstance(noise, MultisetNoise):
+        return [validate.positive("noise.levels", level, *_RELATIVE) for level in noise.levels(steps)]
+    if isinstance(noise, FeedbackNoise):
+        return [1.0] * steps
     contexts = (Context(step, steps, rate, size) for step in range(1, steps + 1))
     return [validate.positive("noise.relative", noise.relative(context), *_RELATIVE) for context in contexts]
 

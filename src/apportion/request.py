@@ -11,6 +11,10 @@ rate q it is dominated by the subsampled Gaussian (q, z). A request fixes z and 
 s_j = z·Δ_j/√w_j with Σ_j w_j = 1, which makes the sum above exactly 1/z² for any thresholds: thresholds may follow released
 values, the multiplier may not.
 
+**Selections.** A batch may also be asked which of several candidate weights has the lowest loss (`LowestLoss`), or for the first step size
+that gains enough (`FirstGain`). Either answer is an index and ε₀-DP by itself. All that is asked of a batch is fixed before its coins
+are tossed; its price is that of the parts together, without sampling, amplified once.
+
 The types here are final. A strategy of one's own may ask for any of them, but not for a subclass, whose sensitivity or price would be
 its own claim: `Request` and the curator look at the exact type. Numbers become plain floats, and a frame copies its tensors.
 """
@@ -23,7 +27,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from apportion.errors import InvalidArgument
-from apportion.validate import Checked, check, checked, non_negative, positive, probability, shown
+from apportion.validate import (
+    Checked,
+    check,
+    checked,
+    in_open_unit,
+    instance_of,
+    non_negative,
+    one_of,
+    positive,
+    probability,
+    shown,
+    store,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,22 +50,78 @@ FLOAT32_HEADROOM = 1e-4
 """How far rounding may push a clipped record beyond its threshold, relatively. Tests measure the real excess (about 1e-6)."""
 
 _RATE = check(probability, "it is a probability", "Use batch_size / population")
+_CHOICE_BUDGET = (positive, "without noise no finite epsilon holds", "Try epsilon=0.5")
+
+
+def _read_multiplier(argument: str, value: Any, why: str, fix: str) -> float:
+    """∞ stands for no Gaussian at all."""
+    return math.inf if isinstance(value, float) and value == math.inf else positive(argument, value, why, fix)
+
+
 _MULTIPLIER = check(
-    positive, "without noise no finite epsilon holds", "Leave the multiplier out to have it solved from the budget"
+    _read_multiplier,
+    "without noise no finite epsilon holds",
+    "Leave the multiplier out to have it solved from the budget",
 )
+
+
+@final
+@dataclass(frozen=True, slots=True, order=True)
+class Choice(Checked):
+    """The price of a selection on a batch, without sampling: ε₀-DP, whatever the number of candidates.
+
+    Args:
+        epsilon: ε₀.
+        bounded_range: whether the ratio of the probabilities of any two outcomes changes by at most e^ε₀ too, as with Gumbel noise. Then
+            ρ = ε₀²/8 instead of ε₀·tanh(ε₀/2). (Dong, Durfee and Rogers 2020.)
+    """
+
+    epsilon: float = field(metadata=check(*_CHOICE_BUDGET))
+    bounded_range: bool = checked(False, instance_of(bool), "it is a property of the noise", "Use True or False")
+
+    @property
+    def rho(self) -> float:
+        """Of zero-concentrated DP: D_α ≤ ρ·α for all α > 1."""
+        return self.epsilon**2 / 8 if self.bounded_range else self.epsilon * math.tanh(self.epsilon / 2)
+
+    def covers(self, other: Choice) -> bool:
+        """Whether `other` is dominated by this choice."""
+        return other.epsilon <= self.epsilon and (other.bounded_range or not self.bounded_range)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Event(Checked):
-    """What the accountant sees of a request: a Poisson-subsampled Gaussian with rate q and noise multiplier z."""
+    """What the accountant sees of a request: on a Poisson batch with rate q, a Gaussian with noise multiplier z, and choices.
+
+    Args:
+        sample_rate: q.
+        noise_multiplier: z; ∞ for an event of choices alone.
+        choices: the selections on the same batch.
+    """
 
     sample_rate: float = field(metadata=_RATE)
     noise_multiplier: float = field(metadata=_MULTIPLIER)
+    choices: tuple[Choice, ...] = ()
+
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)  # `super()` does not find a class with slots
+        if type(self.choices) is not tuple or not all(type(one) is Choice for one in self.choices):
+            raise InvalidArgument("choices", shown(self.choices), "it is not a tuple of choices", "Pass (Choice(0.5),)")
+        store(self, choices=tuple(sorted(self.choices, reverse=True)))
+        if self.noise_multiplier == math.inf and not self.choices:
+            raise InvalidArgument(
+                "noise_multiplier", math.inf, "an event that releases nothing is none", "Use a finite one"
+            )
 
     def covers(self, other: Event) -> bool:
-        """Whether `other` is dominated by this event: its rate is no larger and its multiplier no smaller."""
-        return other.sample_rate <= self.sample_rate and other.noise_multiplier >= self.noise_multiplier
+        """Whether `other` is dominated by this event: its rate is no larger, its multiplier no smaller, and each choice no dearer."""
+        return (
+            other.sample_rate <= self.sample_rate
+            and other.noise_multiplier >= self.noise_multiplier
+            and len(other.choices) <= len(self.choices)
+            and all(one.covers(two) for one, two in zip(self.choices, other.choices, strict=False))
+        )
 
 
 def _copy_tensors(argument: str, tensors: Mapping[str, Tensor], why: str, fix: str) -> dict[str, Tensor]:
@@ -100,12 +172,57 @@ class Frame(Checked):
                 )
 
     def __eq__(self, other: object) -> bool:
-        def same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
-            return one.keys() == two.keys() and all(bool((one[name] == two[name]).all()) for name in one)
-
-        return isinstance(other, Frame) and same(self.centre, other.centre) and same(self.scale, other.scale)
+        return isinstance(other, Frame) and _same(self.centre, other.centre) and _same(self.scale, other.scale)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _read_steps(argument: str, value: Any, why: str, fix: str) -> tuple[float, ...]:
+    if type(value) is not tuple or not value:
+        raise InvalidArgument(argument, shown(value), "it is not a tuple of numbers", fix)
+    sizes = tuple(non_negative(argument, one, why, fix) for one in value)
+    if len(set(sizes)) != len(sizes):
+        raise InvalidArgument(argument, sizes, "a candidate stands there twice", fix)
+    return sizes
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Line(Checked):
+    """Candidate weights w − α_j·d on a line through the model's weights w.
+
+    Args:
+        direction: d, by parameter, for every trained one. Public: from released values. Copied.
+        step_sizes: α_1..α_k, each once.
+    """
+
+    prefix = "line"
+    direction: Mapping[str, Tensor] = field(metadata=_TENSORS)
+    step_sizes: tuple[float, ...] = field(metadata=check(_read_steps, "it is a step size", "Try (0.0, 0.5, 1.0)"))
+
+    def require_usable(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse a direction that does not fit the trained parameters, or is not finite."""
+        found = {name: tuple(value.shape) for name, value in self.direction.items()}
+        if found != {name: tuple(shape) for name, shape in shapes.items()} or not all(
+            bool(value.isfinite().all()) for value in self.direction.values()
+        ):
+            raise InvalidArgument(
+                "line.direction",
+                sorted(found),
+                "it must be finite, with the names and shapes of the trained parameters",
+                "Use a released gradient",
+            )
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Line) and self.step_sizes == other.step_sizes and _same(self.direction, other.direction)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
+    return one.keys() == two.keys() and all(bool((one[name] == two[name]).all()) for name in one)
 
 
 def _read_threshold(argument: str, value: Any, why: str, fix: str) -> float:
@@ -220,12 +337,117 @@ class NormSum(Checked):
         return self.bound
 
 
+_LINE = check(instance_of(Line), "it says what the candidates are", "Pass Line(direction, step_sizes)")
+_LOSS_BOUND = check(_read_threshold, "it bounds what one record can add to a summed loss", "Try bound=3.0")
+_HEADROOM = (non_negative, "it is a relative rounding error", "Try 1e-4")
+
+
+@final
+@dataclass(frozen=True)
+class LowestLoss(Checked):
+    """Which candidate on a line has the lowest Ω_j = Σ_i ℓ_ij, the losses clipped to [0, C_obj]: j* = argmin_j (Ω_j − X_j).
+
+    The X_j are independent Gumbel or exponential variables with scale C_obj/ε₀. A loss that is not finite counts C_obj.
+
+    Args:
+        line: the candidates. One of the step sizes must be 0: to stay must be possible.
+        bound: C_obj.
+        epsilon: ε₀.
+        noise: "gumbel" (the exponential mechanism, ρ = ε₀²/8) or "exponential" (ρ = ε₀·tanh(ε₀/2)).
+        headroom: of rounding in float32 losses, as of `ClippedSum`.
+
+    Guarantee: ε₀-DP on the batch for any number of candidates. A record adds to every Ω_j between 0 and C_obj, so all move one way, and
+    j wins iff X_j exceeds a number that moves by at most C_obj. With the opposite sign, argmin(Ω_j + X_j), it would be (k−1)·ε₀.
+    """
+
+    line: Line = field(metadata=_LINE)
+    bound: float = field(metadata=_LOSS_BOUND)
+    epsilon: float = field(metadata=check(*_CHOICE_BUDGET))
+    noise: str = checked("gumbel", one_of("gumbel", "exponential"), "two kinds of noise are known for it")
+    headroom: float = checked(FLOAT32_HEADROOM, *_HEADROOM)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if 0.0 not in self.line.step_sizes:
+            raise InvalidArgument(
+                "step_sizes",
+                self.line.step_sizes,
+                "0 is not among them, so the search could not find that the direction is bad",
+                "Add 0.0 to the step sizes",
+            )
+
+    @property
+    def sensitivity(self) -> float:
+        return self.bound * (1 + self.headroom)
+
+    @property
+    def scale(self) -> float:
+        """Of the noise."""
+        return self.sensitivity / self.epsilon
+
+    def choice(self) -> Choice:
+        return Choice(self.epsilon, bounded_range=self.noise == "gumbel")
+
+
+@final
+@dataclass(frozen=True)
+class FirstGain(Checked):
+    """The first step size of a line whose gain exceeds a noisy threshold (AboveThreshold, the sparse vector technique).
+
+    The gain of α_j is G_j = Σ_i [ℓ_i(w) − ℓ_i(w − α_j·d)] − s·α_j·B with losses clipped to [0, C_obj] and B the expected batch size.
+    Released is the first j with G_j + Lap(2·C_obj/ε₂) ≥ Lap(C_obj/ε₁), or none; the threshold is drawn anew for each search.
+
+    Args:
+        line: the step sizes, in the order in which they are tried.
+        bound: C_obj.
+        epsilon: ε₁ + ε₂.
+        slope: s ≥ 0, the gain per record and unit of step size that is asked for (Armijo: a part of ‖g̃‖²). Public.
+        threshold_share: ε₁/(ε₁ + ε₂).
+        headroom: of rounding in float32 losses, as of `ClippedSum`.
+
+    Guarantee: (ε₁+ε₂)-DP on the batch, however many step sizes are rejected. Gains move both ways, so the factor 2 stays.
+    """
+
+    line: Line = field(metadata=_LINE)
+    bound: float = field(metadata=_LOSS_BOUND)
+    epsilon: float = field(metadata=check(*_CHOICE_BUDGET))
+    slope: float = checked(0.0, non_negative, "it is a gain that is asked for", "Use 0 for any gain")
+    threshold_share: float = checked(0.5, in_open_unit, "threshold and queries both need noise")
+    headroom: float = checked(FLOAT32_HEADROOM, *_HEADROOM)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if 0.0 in self.line.step_sizes:
+            raise InvalidArgument("step_sizes", self.line.step_sizes, "a step of 0 gains nothing", "Leave 0 out")
+
+    @property
+    def sensitivity(self) -> float:
+        return self.bound * (1 + self.headroom)
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """Of the threshold's noise, and of each gain's."""
+        first = self.threshold_share * self.epsilon
+        return self.sensitivity / first, 2 * self.sensitivity / (self.epsilon - first)
+
+    def choice(self) -> Choice:
+        return Choice(self.epsilon)
+
+
 Statistic = UnclippedCount | NormSum
 """One number about the norms of a batch."""
 
-Release = ClippedSum | Statistic
+Noised = ClippedSum | Statistic
+"""A release with Gaussian noise."""
 
-KINDS = (ClippedSum, UnclippedCount, NormSum)
+Selection = LowestLoss | FirstGain
+"""A release that is an index."""
+
+Release = Noised | Selection
+
+NOISED = (ClippedSum, UnclippedCount, NormSum)
+SELECTIONS = (LowestLoss, FirstGain)
+KINDS = (*NOISED, *SELECTIONS)
 """The releases there are. Compared with `type(...)`: a subclass could claim another sensitivity than the one that is executed."""
 
 
@@ -236,10 +458,11 @@ class Request(Checked):
 
     Args:
         sample_rate: q, the probability with which each record joins the batch, independently of all others.
-        noise_multiplier: z, the multiplier of all releases of this batch together (see the module's text).
+        noise_multiplier: z, the multiplier of all noisy sums of this batch together (see the module's text); ∞ if there are none.
         expected_batch_size: q·population, the public constant by which the noisy sum is divided. Never the realised size,
             which is private.
-        releases: clipped sums, whose parameter groups are disjoint, and statistics of the same batch. All shares add up to 1.
+        releases: clipped sums, whose parameter groups are disjoint, and statistics of the same batch, whose shares add up to 1; and
+            selections.
 
     Examples:
         >>> from apportion.request import ClippedSum, Request, UnclippedCount
@@ -267,11 +490,18 @@ class Request(Checked):
                 "it is not a tuple of releases; a subclass of one would be priced by its own claim",
                 "Pass (ClippedSum(1.0),)",
             )
-        total = math.fsum(release.share for release in self.releases)
-        if not self.sums or not math.isclose(total, 1.0, rel_tol=1e-9):
+        shares = [release.share for release in self.noised]
+        if not self.noised and self.selections:
+            if self.noise_multiplier != math.inf:
+                reason = "a request of selections alone releases nothing with Gaussian noise"
+                raise InvalidArgument("noise_multiplier", self.noise_multiplier, reason, "Pass math.inf")
+            return
+        if self.noise_multiplier == math.inf:
+            raise InvalidArgument("noise_multiplier", math.inf, "sums would be released without noise", "Use a number")
+        if not self.sums or not math.isclose(math.fsum(shares), 1.0, rel_tol=1e-9):
             raise InvalidArgument(
                 "releases",
-                [release.share for release in self.releases],
+                shares,
                 "the shares of one batch must add up to 1, or the stated multiplier would not be the executed one",
                 "Divide each share by their sum",
             )
@@ -301,11 +531,21 @@ class Request(Checked):
         """The releases that are one number each."""
         return tuple(release for release in self.releases if isinstance(release, Statistic))
 
+    @property
+    def noised(self) -> tuple[Noised, ...]:
+        """The releases with Gaussian noise."""
+        return tuple(release for release in self.releases if isinstance(release, Noised))
+
+    @property
+    def selections(self) -> tuple[Selection, ...]:
+        """The releases that are an index each."""
+        return tuple(release for release in self.releases if isinstance(release, Selection))
+
     def event(self) -> Event:
         """The price of this request. The only source of what is charged."""
-        return Event(sample_rate=self.sample_rate, noise_multiplier=self.noise_multiplier)
+        return Event(self.sample_rate, self.noise_multiplier, tuple(release.choice() for release in self.selections))
 
-    def standard_deviation(self, release: Release) -> float:
+    def standard_deviation(self, release: Noised) -> float:
         """s = z·Δ/√w: the noise on every coordinate of the *sum* that `release` asks for."""
         return self.noise_multiplier * release.sensitivity / math.sqrt(release.share)
 
@@ -319,11 +559,13 @@ class Released:
         request: what was asked (public).
         gradient: for each trained parameter, (clipped sum + noise) / expected batch size, in its own coordinates.
         statistics: for each of `request.statistics`, (sum + noise) / expected batch size.
+        selected: for each of `request.selections`, the index of the chosen step size; `None` if a `FirstGain` found none.
     """
 
     request: Request
     gradient: Mapping[str, Tensor]
     statistics: tuple[float, ...] = ()
+    selected: tuple[int | None, ...] = ()
 
     def __repr__(self) -> str:  # a gradient of a million numbers is no help in a traceback
         names: Any = list(self.gradient)

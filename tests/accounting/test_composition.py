@@ -166,7 +166,7 @@ def test_one_step_is_the_analytic_curve(rate, multiplier, epsilon):
 
 
 def test_atoms_keep_both_measures():
-    loss = discretise(0.02, 0.9, 1e-3, 1e-12)
+    loss = discretise(0.02, 0.9, (), 1e-3, 1e-12)
     assert loss.removed.sum() + loss.removed_infinite == pytest.approx(1, abs=1e-12)
     assert loss.added.sum() + loss.added_infinite == pytest.approx(1, abs=1e-12)
     assert (loss.removed >= 0).all()

@@ -67,7 +67,7 @@ def worst_controller(tokens, epsilon, step):
     kinds = list(dict.fromkeys(tokens))
     losses = {}
     for kind in kinds:
-        one = discretise(kind.sample_rate, kind.noise_multiplier, step, 1e-9)
+        one = discretise(kind.sample_rate, kind.noise_multiplier, (), step, 1e-9)
         losses[kind] = (one.first, one.removed, one.removed_infinite)
     reach = 4000
     points = (np.arange(-reach, reach + 1)) * step

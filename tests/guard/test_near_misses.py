@@ -377,7 +377,7 @@ def test_nodes_enclose_every_multiplier_and_rate_to_the_last_bit(density):
         cells = interpolation.cells_of(events, exact=False, density=density)
     seen = 0
     for cell in cells:
-        (low_rate, high_z), (_, low_z), (high_rate, _), (high_rate_too, low_z_too) = cell.corners
+        (low_rate, high_z, _), (_, low_z, _), (high_rate, *_), (high_rate_too, low_z_too, _) = cell.corners
         assert low_rate <= high_rate == high_rate_too <= 1
         assert low_z == low_z_too <= high_z
         assert np.all((cell.weights >= 0) & (cell.weights <= 1))

@@ -98,6 +98,16 @@ class Account:
         """The number, from 1, under which the next step can be charged; `None` if there is none."""
         return self.rule.find_token(self.next_step, event)
 
+    def covers(self, event: Event) -> bool:
+        """Whether the next step could be charged for `event`. Changes nothing."""
+        try:
+            token = self.find_token(event) if self.left else None
+            if token is not None:
+                self.rule.require(token, self.next_step, event)
+        except BudgetExhausted:
+            return False
+        return token is not None
+
     def is_spent(self, token: int) -> bool:
         return token in self._charges
 

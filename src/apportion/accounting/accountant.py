@@ -130,7 +130,7 @@ class RunningPrice:
         self._total: Counter[Event] = Counter()
         self._waiting: Counter[Event] = Counter()
         # Without sampling there is a closed form, and nothing to convolve.
-        sampled = any(event.sample_rate < 1 for event in plan)
+        sampled = any(event.sample_rate < 1 or event.choices for event in plan)
         self._composition = Composition(choose_grid(self._cells(plan), delta)) if sampled else None
 
     def add(self, event: Event) -> None:
@@ -161,28 +161,33 @@ def usable(events: Mapping[Event, int]) -> dict[Event, int]:
         if event.noise_multiplier < PRICED[0]:
             reason = f"a step with less noise than {PRICED[0]:g} protects nobody, and is not priced"
             raise InvalidArgument("noise_multiplier", event.noise_multiplier, reason, "Use more noise")
-        counts[Event(event.sample_rate, min(event.noise_multiplier, PRICED[1]))] += number
+        counts[Event(event.sample_rate, min(event.noise_multiplier, PRICED[1]), event.choices)] += number
     return counts
 
 
 def merge_unsampled(events: Mapping[Event, int]) -> dict[Event, int]:
     """Steps on all records (q = 1) are one Gaussian with μ² = Σμ_t², exactly."""
     events = usable(events)
-    total = math.fsum(n / event.noise_multiplier**2 for event, n in events.items() if event.sample_rate == 1 and n > 0)
-    counts = {event: n for event, n in events.items() if event.sample_rate < 1 and n > 0}
+    plain = [event for event in events if event.sample_rate == 1 and not event.choices]
+    total = math.fsum(events[event] / event.noise_multiplier**2 for event in plain)
+    counts = {event: n for event, n in events.items() if event not in plain and n > 0}
     return counts | ({Event(1.0, total**-0.5): 1} if total else {})
 
 
 def unsampled_mu(counts: Mapping[Event, int]) -> float | None:
     """μ if a single Gaussian on all records is everything that there is."""
     (event, *others) = counts
-    return 1 / event.noise_multiplier if not others and event.sample_rate == 1 and counts[event] == 1 else None
+    alone = not others and counts[event] == 1 and not event.choices
+    return 1 / event.noise_multiplier if alone and event.sample_rate == 1 else None
 
 
 @lru_cache(maxsize=256)
 def _epsilon(events: tuple[tuple[Event, int], ...], delta: float, group: int) -> float:
     """A run asks for the same prices again and again: while it is planned, admitted, reported, resumed, audited."""
     counts = merge_unsampled(dict(events))
+    if group > 1 and any(event.choices for event in counts):
+        reason = "groups are priced for sums with Gaussian noise, not for selections"
+        raise InvalidArgument("group", group, reason, "Use group=1")
     if group > 1:  # for groups interpolation is not proved, rounding down is always safe
         counts = bucket_multipliers(counts, most=min(EXACT, 256 // group))
     if not counts:
@@ -199,7 +204,11 @@ def _epsilon(events: tuple[tuple[Event, int], ...], delta: float, group: int) ->
 def total_variation(counts: Mapping[Event, int], group: int = 1) -> float:
     """A bound of δ(0): the total variations of single steps add up at worst. Seeing none of the group costs nothing."""
     touched = (n * -math.expm1(group * math.log1p(-min(e.sample_rate, 1 - 1e-16))) for e, n in counts.items())
-    shifts = (math.erf(group / (2 * math.sqrt(2) * event.noise_multiplier)) for event in counts)
+    shifts = (
+        math.erf(group / (2 * math.sqrt(2) * event.noise_multiplier))
+        + math.fsum(math.tanh(group * choice.epsilon / 2) for choice in event.choices)
+        for event in counts
+    )
     return math.fsum(one * shift for one, shift in zip(touched, shifts, strict=True))
 
 
@@ -211,7 +220,7 @@ def _is_absurd(counts: Mapping[Event, int], group: int) -> bool:
     """
 
     def spread(event: Event, n: int) -> float:
-        q, inverse = event.sample_rate, event.noise_multiplier**-2
+        q, inverse = event.sample_rate, event.noise_multiplier**-2 + 2 * math.fsum(one.rho for one in event.choices)
         drawn = min(n, n * q + 10 * math.sqrt(n * q) + 40)
         return min(n * q**2 * math.expm1(min(inverse, 700.0)), drawn * inverse)
 

@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping
 
 from apportion import validate
+from apportion.accounting.buckets import require_gaussian
 from apportion.accounting.gaussian import gaussian_epsilon
 from apportion.request import Event
 
@@ -32,6 +33,7 @@ class AdvancedCompositionAccountant:
     def epsilon(self, events: Mapping[Event, int], delta: float) -> float:
         """ε at `delta` for events that were fixed in advance."""
         validate.delta(delta)
+        require_gaussian(events)
         steps = sum(events.values())
         if not steps:
             return 0.0

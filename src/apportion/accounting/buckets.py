@@ -7,9 +7,19 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from apportion.errors import InvalidArgument
 from apportion.request import Event
 
 MOST = 40
+
+
+def require_gaussian(events: Mapping[Event, int]) -> None:
+    """Refuse selections, for accountants that know of Gaussians only."""
+    found = next((event for event, count in events.items() if count and event.choices), None)
+    if found is not None:
+        raise InvalidArgument(
+            "events", found, "this accountant prices sums with Gaussian noise only, and it is a selection", "Use PLD"
+        )
 
 
 def bucket_multipliers(
@@ -20,10 +30,11 @@ def bucket_multipliers(
     Rounding down means less noise than there was, so whatever bounds the result's ε from above bounds the true one. Rounding up
     gives a lower bound in the same way. With at most `most` different events nothing is rounded.
     """
-    counts = {event: n for event, n in events.items() if n}
+    choices = {event: n for event, n in events.items() if n and event.choices}  # few, and left as they are
+    counts = {event: n for event, n in events.items() if n and not event.choices}
     most = MOST if most is None else most
     if len(counts) <= most:
-        return counts
+        return counts | choices
     rates = sorted({event.sample_rate for event in counts})
     rounded: Counter[Event] = Counter()
     for rate in rates:
@@ -33,4 +44,4 @@ def bucket_multipliers(
         for multiplier, n in own.items():
             index = np.searchsorted(grid, multiplier) if upwards else np.searchsorted(grid, multiplier, "right") - 1
             rounded[Event(rate, float(grid[index]))] += n
-    return dict(rounded)
+    return dict(rounded) | choices

@@ -19,6 +19,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from apportion import validate
+from apportion.accounting.buckets import require_gaussian
 from apportion.accounting.gaussian import gaussian_epsilon, gaussian_mu
 from apportion.errors import InvalidArgument
 from apportion.request import Event
@@ -43,6 +44,7 @@ class CentralLimitAccountant:
 
 def central_limit_mu(events: Mapping[Event, int]) -> float:
     """μ = √(Σ_t q_t²·(e^{1/z_t²} − 1))."""
+    require_gaussian(events)
     smallest = min((event.noise_multiplier for event in events), default=math.inf)
     if smallest**-2 > _LARGEST_EXPONENT:
         raise InvalidArgument(

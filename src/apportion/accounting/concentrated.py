@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from apportion import validate
+from apportion.accounting.buckets import require_gaussian
 from apportion.errors import InvalidArgument
 from apportion.request import Event
 
@@ -36,6 +37,7 @@ class DisjointEpochsAccountant:
 
     def epsilon(self, events: Mapping[Event, int], delta: float) -> float:
         """ε = ρ + 2·√(ρ·ln(1/δ)) with ρ = Σ_e 1/(2σ_e²)."""
+        require_gaussian(events)
         return zcdp_epsilon(zcdp_of_epochs(epoch_multipliers(events)), delta)
 
 
@@ -85,6 +87,7 @@ class TruncatedConcentratedAccountant:
     def epsilon(self, events: Mapping[Event, int], delta: float) -> float:
         """ε at `delta`; refuses with the condition that failed."""
         validate.delta(delta)
+        require_gaussian(events)
         by_noise = sorted((event for event in events if events[event]), key=lambda event: event.noise_multiplier)
         costs = [(events[event], *_truncated(event)) for event in by_noise]  # a refusal names the worst step
         rho = math.fsum(n * one for n, one, _ in costs)

@@ -25,8 +25,8 @@ from scipy.special import erfc
 from apportion.request import Event
 
 Array = NDArray[np.float64]
-Node = tuple[float, float]
-"""(q, z) of a step whose loss is discretised exactly."""
+Node = tuple[float, float, tuple[float, ...]]
+"""(q, z, the ε of each choice) of a step whose loss is discretised exactly."""
 
 EXACT = 48
 """Up to so many different events, each is its own node."""
@@ -65,16 +65,24 @@ def cells_of(events: Mapping[Event, int], *, exact: bool, density: int = 1) -> l
     Args:
         density: how many times closer the nodes are: the smaller δ, the more δ bends between them.
     """
+    own = {
+        event: n for event, n in events.items() if exact or event.choices
+    }  # for choices nothing is proved about nodes
+    nodes = [_own_cell(event, n) for event, n in own.items()]
+    return nodes + _between_nodes({event: n for event, n in events.items() if event not in own}, density)
+
+
+def _own_cell(event: Event, count: int) -> Cell:
+    node = event.sample_rate, event.noise_multiplier, tuple(choice.epsilon for choice in event.choices)
+    return Cell((node,) * 4, np.zeros(1), np.zeros(1), np.array([float(count)]))
+
+
+def _between_nodes(events: Mapping[Event, int], density: int) -> list[Cell]:
+    """Cells of Gaussian events between nodes of a fixed lattice."""
     size = len(events)
     rates = np.fromiter((event.sample_rate for event in events), float, size)
     multipliers = np.fromiter((event.noise_multiplier for event in events), float, size)
     counts = np.fromiter(events.values(), float, size)
-    if exact:
-        nothing = np.zeros(1)
-        return [
-            Cell(((q, z),) * 4, nothing, nothing, counts[k : k + 1])
-            for k, (q, z) in enumerate(zip(rates.tolist(), multipliers.tolist(), strict=True))
-        ]
     z_low, z_high, variation = _bracket_multipliers(multipliers, density)
     few = len(set(rates.tolist())) <= EXACT
     q_low, q_high, rate = (rates, rates, np.zeros(size)) if few else _bracket_rates(rates)
@@ -85,8 +93,8 @@ def cells_of(events: Mapping[Event, int], *, exact: bool, density: int = 1) -> l
     result = []
     for k, (low_rate, high_rate, low, high) in enumerate(cells.tolist()):
         inside = order[starts[k] : starts[k + 1]]
-        around = ((low_rate, high), (low_rate, low), (high_rate, high), (high_rate, low))
-        result.append(Cell(around, rate[inside], variation[inside], counts[inside]))
+        lower, higher = ((low_rate, high, ()), (low_rate, low, ())), ((high_rate, high, ()), (high_rate, low, ()))
+        result.append(Cell((*lower, *higher), rate[inside], variation[inside], counts[inside]))
     return result
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +29,7 @@ from apportion.accounting.chain import Chain, Damage, Row, new_file
 from apportion.accounting.run_filter import RULES, Cost, RunRule
 from apportion.budget import Budget, Record
 from apportion.errors import ApportionError, BudgetExhausted, InvalidArgument
-from apportion.request import Event
+from apportion.request import Choice, Event
 
 FORMAT = 1
 _MOST_TIMES = 10_000_000  # more tokens than any plan can have: a damaged number, which would fill the memory
@@ -233,11 +234,17 @@ class Ledger:
 
 
 def _encode(event: Event) -> dict[str, Any]:
-    return asdict(event)
+    """(q, z), as ever; for an event with selections also their prices, and no z if it releases nothing else."""
+    content = asdict(event)
+    choices = content.pop("choices")
+    if event.noise_multiplier == math.inf:
+        del content["noise_multiplier"]  # JSON has no ∞
+    return content | ({"choices": choices} if choices else {})
 
 
 def _decode(content: Mapping[str, Any]) -> Event:
-    return Event(**content)
+    choices = tuple(Choice(**one) for one in content.get("choices", ()))
+    return Event(**{"noise_multiplier": math.inf, **content, "choices": choices})
 
 
 def _repeated(plan: Sequence[Event]) -> Iterator[tuple[Event, int]]:

@@ -10,7 +10,12 @@ This is the direction "a record is removed", which is the larger of the two. Ste
     classic    ε = min_α ε(α) + ln(1/δ)/(α − 1)                                    (Mironov 2017)
     improved   ε = min_α ε(α) + ln((α − 1)/α) − (ln δ + ln α)/(α − 1)              (Canonne, Kamath & Steinke 2020)
 
-Divergences and the improved conversion are computed by Google's `dp_accounting`.
+Divergences of Gaussians and the improved conversion are computed by Google's `dp_accounting`.
+
+**Choices.** For a selection on the batch let x = P(o)/Q(o), where P is the law of the outcome with the record in the batch and Q without
+it. ε₀-DP says ln x ∈ [−ε₀, ε₀]; a bounded range, as of Gumbel noise, says ln x ∈ [t − ε₀, t] for some t ∈ [0, ε₀]. Under Q x has mean 1,
+and both E_Q (1 − q + qx)^α, a record removed, and E_Q (1 − q + qx)^{1−α}, a record added, are expectations of convex functions of x: on an
+interval they are largest for the two-point law at its ends. t is covered by short pieces, each with the hull of its intervals.
 """
 
 from __future__ import annotations
@@ -26,7 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apportion import validate
-from apportion.request import Event
+from apportion.errors import InvalidArgument
+from apportion.request import Choice, Event
 
 Array = NDArray[np.float64]
 
@@ -43,6 +49,7 @@ ORDERS: tuple[float, ...] = (
 _ROUNDING = 1e-13  # of ln A, one step: sums of rounded logarithms must not end below the truth
 _FEW = 40  # different multipliers that are priced one by one
 _RATIO = 1.01  # of neighbouring multipliers on the lattice
+_PIECES = 256  # of t: the curve of a choice is about 1 % above the truth
 
 
 class RenyiAccountant:
@@ -82,13 +89,48 @@ class RenyiAccountant:
 def renyi_curve(event: Event, orders: Sequence[float] = ORDERS) -> Array:
     """ε(α) of one `event` at each of `orders`, for the worse direction. Infinite where the series did not converge.
 
-    An allowance for rounding is included, so that sums of millions of steps stay upper bounds.
+    An allowance for rounding is included, so that sums of millions of steps stay upper bounds. Several mechanisms on one batch add up
+    without sampling; a sampled batch must have one.
     """
     return _curve(event, tuple(orders)).copy()
 
 
 @lru_cache(maxsize=8192)
 def _curve(event: Event, orders: tuple[float, ...]) -> Array:
+    gaussian = event.noise_multiplier < math.inf
+    if event.sample_rate < 1 and gaussian + len(event.choices) > 1:
+        raise InvalidArgument(
+            "event",
+            event,
+            "Rényi divergences are computed for one mechanism on a sampled batch, a Gaussian or a selection",
+            "Ask in two requests, each with a batch of its own; or declare the events: a fixed plan or a multiset prices them together",
+        )
+    curves = [_gaussian_curve(event, orders)] if gaussian else []
+    curves += [_choice_curve(event.sample_rate, choice, orders) for choice in event.choices]
+    total: Array = np.sum(curves, axis=0)
+    total.setflags(write=False)
+    return total
+
+
+def _choice_curve(rate: float, choice: Choice, orders: tuple[float, ...]) -> Array:
+    """max over intervals and directions of ln E_Q[…]/(α − 1), for the two-point law at the ends of an interval (see the module's text)."""
+    ends = np.linspace(0.0, choice.epsilon, _PIECES + 1)
+    low, high = ends[:-1] - choice.epsilon, ends[1:]
+    if not choice.bounded_range:
+        low, high = np.array([-choice.epsilon]), np.array([choice.epsilon])
+    mass_high = -np.expm1(low) / (np.exp(high) - np.exp(low))  # so that the mean of x is 1
+    with np.errstate(divide="ignore"):
+        masses = np.log([mass_high, 1 - mass_high])
+    ratios = np.log1p(rate * np.expm1([high, low]))
+    alpha = np.array(orders)[:, None]
+    removed = np.logaddexp(*(mass + alpha * ratio for mass, ratio in zip(masses, ratios, strict=True)))
+    added = np.logaddexp(*(mass + (1 - alpha) * ratio for mass, ratio in zip(masses, ratios, strict=True)))
+    largest: Array = np.maximum(removed, added).max(axis=1)
+    curve: Array = (np.maximum(largest, 0.0) + _ROUNDING) / (np.array(orders) - 1)
+    return curve
+
+
+def _gaussian_curve(event: Event, orders: tuple[float, ...]) -> Array:
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from dp_accounting.rdp import RdpAccountant
 
@@ -97,7 +139,6 @@ def _curve(event: Event, orders: tuple[float, ...]) -> Array:
         accountant.compose(PoissonSampledDpEvent(event.sample_rate, GaussianDpEvent(event.noise_multiplier)))
     allowance = 0.0 if event.sample_rate == 1 else _ROUNDING  # without sampling it is α/(2z²), a plain product
     curve: Array = np.maximum(accountant.rdp, 0.0) + allowance / (np.array(orders) - 1)
-    curve.setflags(write=False)
     return curve
 
 
@@ -123,9 +164,10 @@ def renyi_sum(events: Mapping[Event, int]) -> Array:
     and the bracket is at least c = min(1, α(α−1)/2). So A″ ≥ c·A′, which says that A is convex in e^{cs}. A therefore lies
     below its chords in e^{cs}; they are taken between the multipliers 1.01^k.
     """
-    total = np.zeros(len(ORDERS))
-    for rate in sorted({event.sample_rate for event, count in events.items() if count}):
-        counts = {event: n for event, n in events.items() if event.sample_rate == rate and n}
+    chosen = [n * _curve(event, ORDERS) for event, n in events.items() if n and event.choices]
+    total: Array = np.sum(chosen, axis=0) if chosen else np.zeros(len(ORDERS))
+    for rate in sorted({event.sample_rate for event, count in events.items() if count and not event.choices}):
+        counts = {event: n for event, n in events.items() if event.sample_rate == rate and n and not event.choices}
         multipliers = np.array([event.noise_multiplier for event in counts])
         nodes = np.floor(np.log(multipliers) / math.log(_RATIO))
         if len(counts) <= max(_FEW, nodes.max() - nodes.min() + 2):

@@ -102,6 +102,14 @@ def charge(rule: Rule, event: Event, step: int = 1) -> None:
     rule.spend(token, event)
 
 
+def fits(rule: Rule, events: Mapping[Event, int]) -> bool:
+    """Whether a filter, from its beginning, allows all of `events`, in any order. Changes nothing."""
+    if isinstance(rule, RenyiFilter):
+        return rule.allows(events)
+    assert isinstance(rule, _UnsampledFilter)
+    return math.fsum(n * rule.cost(event) for event, n in events.items()) <= rule.total
+
+
 class FixedPlan:
     """Token t = (q_t, z_t) pays for step t; *spare* tokens pay for a step that is taken again because a crash lost its result.
 
@@ -252,10 +260,10 @@ class _Filter:
     name: str
     adaptive = True
     declared: tuple[Event, ...] = ()
-    steps = sys.maxsize
 
-    def __init__(self, budget: Budget):
+    def __init__(self, budget: Budget, steps: int = sys.maxsize):
         self._budget = require_budget("budget", budget)
+        self.steps = steps
         self._charges = 0
 
     @property
@@ -291,8 +299,8 @@ class RenyiFilter(_Filter):
 
     name = "weighted Rényi filter"
 
-    def __init__(self, budget: Budget, weights: Mapping[float, float]):
-        super().__init__(budget)
+    def __init__(self, budget: Budget, weights: Mapping[float, float], steps: int = sys.maxsize):
+        super().__init__(budget, steps)
         if not isinstance(weights, Mapping):
             raise InvalidArgument(
                 "weights", validate.shown(weights), "it is not a mapping of orders to weights", "Try {14.0: 1.0}"
@@ -328,7 +336,7 @@ class RenyiFilter(_Filter):
         self._spent = np.zeros(len(self._orders))
 
     @classmethod
-    def around(cls, budget: Budget, reference: Mapping[Event, int]) -> RenyiFilter:
+    def around(cls, budget: Budget, reference: Mapping[Event, int], steps: int = sys.maxsize) -> RenyiFilter:
         """Weights for runs like `reference`: 0.8 on its best order, the rest on the eight orders around that."""
         orders = np.array(ORDERS)
         prices = (
@@ -339,13 +347,17 @@ class RenyiFilter(_Filter):
         best = int(np.nanargmin(np.where(np.isfinite(prices), prices, np.inf)))
         start = min(max(best - 4, 0), len(orders) - 9)
         near = [index for index in range(start, start + 9) if index != best]
-        return cls(budget, {ORDERS[best]: 0.8} | {ORDERS[index]: 0.2 / len(near) for index in near})
+        return cls(budget, {ORDERS[best]: 0.8} | {ORDERS[index]: 0.2 / len(near) for index in near}, steps)
+
+    def allows(self, events: Mapping[Event, int]) -> bool:
+        """Whether some order bears all of `events` from the beginning: one that is alive at the end was alive throughout."""
+        needed = np.sum([n * renyi_curve(event, self._orders) for event, n in events.items()], axis=0)
+        return bool(((self._allowed >= 0) & (needed <= self._allowed)).any())
 
     def require(self, token: int, step: int, event: Event) -> None:
         if not self._survivors(event).any():
             raise BudgetExhausted(
-                f"sample_rate={event.sample_rate:g}, noise_multiplier={event.noise_multiplier:.6g} does not fit: no Rényi order would "
-                "stay within its allowance. Stop here, or ask for more noise."
+                f"{event} does not fit: no Rényi order would stay within its allowance. Stop here, or ask for more noise."
             )
 
     def spend(self, token: int, event: Event) -> None:
@@ -360,15 +372,15 @@ class RenyiFilter(_Filter):
 
 
 class _UnsampledFilter(_Filter):
-    """Adds up one number, `cost`, for each Gaussian on all records, up to a total."""
+    """Adds up one number, `cost`, for each release on all records, up to a total."""
 
-    def __init__(self, budget: Budget, total: float):
-        super().__init__(budget)
-        self._total = total
+    def __init__(self, budget: Budget, total: float, steps: int = sys.maxsize):
+        super().__init__(budget, steps)
+        self.total = total
         self.reset()
 
     def reset(self) -> None:
-        self._charges, self._left = 0, self._total
+        self._charges, self._left = 0, self.total
 
     def cost(self, event: Event) -> float:
         raise NotImplementedError
@@ -383,8 +395,7 @@ class _UnsampledFilter(_Filter):
             )
         if self.cost(event) > self._left:
             raise BudgetExhausted(
-                f"noise_multiplier={event.noise_multiplier:.6g} needs {self.cost(event):.4g} of the {self.name}, "
-                f"{self._left:.4g} is left. Stop here, or ask for more noise."
+                f"{event} needs {self.cost(event):.4g} of the {self.name}, {self._left:.4g} is left. Stop here, or ask for more noise."
             )
 
     def spend(self, token: int, event: Event) -> None:
@@ -397,26 +408,32 @@ class GaussianFilter(_UnsampledFilter):
 
     name = "Gaussian filter"
 
-    def __init__(self, budget: Budget):
+    def __init__(self, budget: Budget, steps: int = sys.maxsize):
         require_budget("budget", budget)
-        super().__init__(budget, gaussian_mu(budget.epsilon, budget.delta) ** 2)
+        super().__init__(budget, gaussian_mu(budget.epsilon, budget.delta) ** 2, steps)
 
     def cost(self, event: Event) -> float:
+        if event.choices:
+            raise InvalidArgument(
+                "event",
+                event,
+                f"the {self.name} adds up Gaussians only, and this is a selection",
+                "Use the zCDP filter",
+            )
         return event.noise_multiplier**-2
 
 
 class ConcentratedFilter(_UnsampledFilter):
-    """Any multipliers at q = 1 while Σ 1/(2z_t²) ≤ ρ, ρ = (√(ln(1/δ) + ε) − √ln(1/δ))². (Whitehouse et al. 2023.)"""
+    """Any multipliers and selections at q = 1 while Σ 1/(2z_t²) + Σ ρ_choice ≤ ρ, ρ = (√(ln(1/δ) + ε) − √ln(1/δ))².
+
+    A selection that is ε₀-DP has ρ = ε₀·tanh(ε₀/2), one of bounded range ε₀²/8. (Whitehouse et al. 2023; Dong, Durfee and Rogers 2020.)
+    """
 
     name = "zCDP filter"
 
-    def __init__(self, budget: Budget):
+    def __init__(self, budget: Budget, steps: int = sys.maxsize):
         tail = -math.log(require_budget("budget", budget).delta)
-        super().__init__(budget, (math.sqrt(tail + budget.epsilon) - math.sqrt(tail)) ** 2)
+        super().__init__(budget, (math.sqrt(tail + budget.epsilon) - math.sqrt(tail)) ** 2, steps)
 
     def cost(self, event: Event) -> float:
-        return event.noise_multiplier**-2 / 2
-
-
-ADAPTIVE_RULES: Sequence[str] = tuple(rule.name for rule in (Multiset, RenyiFilter, GaussianFilter, ConcentratedFilter))
-"""The names of the rules under which multipliers may follow released values."""
+        return event.noise_multiplier**-2 / 2 + math.fsum(choice.rho for choice in event.choices)

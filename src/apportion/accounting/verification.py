@@ -14,7 +14,7 @@ from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEven
 from dp_accounting.pld import PLDAccountant
 
 from apportion import validate
-from apportion.accounting.buckets import MOST, bucket_multipliers
+from apportion.accounting.buckets import MOST, bucket_multipliers, require_gaussian
 from apportion.errors import InvalidArgument
 from apportion.request import Event
 
@@ -48,6 +48,7 @@ class IndependentPrice:
 def independent_price(events: Mapping[Event, int], delta: float) -> IndependentPrice:
     """ε of `events` at `delta` by `dp_accounting`'s privacy loss distributions, for adding or removing one record."""
     validate.delta(delta)
+    require_gaussian(events)
     highest = _price(bucket_multipliers(events), delta)
     if len([event for event, n in events.items() if n]) <= MOST:
         return IndependentPrice(highest, highest)

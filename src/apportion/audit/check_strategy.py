@@ -27,11 +27,11 @@ import torch
 from torch import nn
 
 from apportion import validate
-from apportion.accounting.accountant import count_events
+from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.accounting.verification import independent_price
-from apportion.audit.replay import replay
+from apportion.audit.replay import replay, replayed_optimizer
 from apportion.audit.sealed import SealedAccess, sealed
-from apportion.budget import Budget, Record
+from apportion.budget import Budget, Public, Record
 from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
@@ -42,14 +42,15 @@ from apportion.planning import Plan
 from apportion.planning import plan as make_plan
 from apportion.request import Released, Request
 from apportion.strategies.recipes import ROLES, Recipe
-from apportion.strategies.roles import Clip, NoiseSchedule, Update
+from apportion.strategies.roles import Clip, FeedbackNoise, NoiseSchedule, SteeringUpdate, Update
 from apportion.training.loop import take_steps
 from apportion.training.opening import open_session
 from apportion.training.optimizers import build_optimizer
 from apportion.training.packing import digest, pack, unpack
+from apportion.training.recipe_state import RecipeState
 from apportion.training.session import Session, Setup
 
-STEPS, RATE, RECORDS = 8, 0.5, 400
+STEPS, RATE, RECORDS, LEARNING_RATE = 8, 0.5, 400, 0.1
 BUDGET = Budget(epsilon=4.0, delta=1e-5, unit=Record())
 _EXTREMES = (0.0, 1.0, -1.0, 1e-30, 1e6, -1e6, 1e30, -1e30)
 
@@ -87,18 +88,18 @@ class StrategyReport:
         return "\n".join(lines)
 
 
-def check_strategy(strategy: Clip | NoiseSchedule | Update) -> StrategyReport:
+def check_strategy(strategy: Clip | NoiseSchedule | FeedbackNoise | Update | SteeringUpdate) -> StrategyReport:
     """Check a strategy of the clip, the noise or the update role, or a clip that owns the noise too.
 
     An exception of the strategy counts as a problem of the check in which it was raised.
     """
-    role = next((role for role, (kind, _) in ROLES.items() if isinstance(strategy, kind)), None)
+    role = next((role for role, (kinds, _) in ROLES.items() if isinstance(strategy, kinds)), None)
     if isinstance(strategy, type) or role is None:
         raise InvalidArgument(
             "strategy",
             validate.shown(strategy),
-            "it fills no role: a clip has init, propose and observe, a noise schedule has multiplier and relative, an update has init, "
-            "transform and observe",
+            "it fills no role: a clip has init, propose and observe, a noise schedule has multiplier and relative, one that follows "
+            "released values init, choose and observe, an update has init, transform and observe, or init and move",
             "Pass an instance of your strategy, for example apportion.clip.Fixed() or apportion.noise.Constant()",
         )
     plan = make_plan(Recipe(**{role: strategy}), budget=BUDGET, population=RECORDS, sample_rate=RATE, steps=STEPS)  # type: ignore[arg-type]
@@ -144,32 +145,37 @@ class _Bench:
 
     def steps(self, values: Sequence[float], states: Any = None, first: int = 1) -> Iterator[_Step]:
         """What the strategies do, step by step, if every released number of step t is `values[t − first]`."""
-        clip, update, parameters = self.plan.clip, self.plan.recipe.update, dict(self.model().named_parameters())
+        parameters = dict(self.model().named_parameters())
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        clip_state, update_state = states or (clip.init(self.plan.context(1, shapes)), update.init(parameters))
+        strategies = RecipeState(self.plan, parameters, LEARNING_RATE)
+        if states is not None:
+            strategies.restore(states)
         for step, value in enumerate(values, start=first):
-            request = self.plan.request(self.plan.context((step - 1) % STEPS + 1, shapes), clip_state)
-            gradient = {name: torch.full(shape, value) for name, shape in shapes.items()}
-            released = Released(request, gradient, (value,) * len(request.statistics))
-            transformed = dict(update.transform(update_state, released))
+            request = strategies.request((step - 1) % self.plan.steps + 1)
+            gradient = {name: torch.full(shape, value) for name, shape in shapes.items()} if request.noised else {}
+            chosen = tuple(step % len(release.line.step_sizes) for release in request.selections)
+            released = Released(request, gradient, (value,) * len(request.statistics), chosen)
+            answer = dict(strategies.receive(released, parameters) or {})
             with torch.no_grad():
                 for parameter in parameters.values():  # a state that is a view of the weights shows
                     parameter.add_(0.01)
-            update_state = update.observe(update_state, released, parameters)
-            clip_state = clip.observe(clip_state, released)
-            yield _Step(request, transformed, (clip_state, update_state))
+            strategies.settle(released, parameters)
+            if strategies.wants_validation(request_step := (step - 1) % self.plan.steps + 1):
+                strategies.validate(abs(math.sin(request_step)))
+            yield _Step(request, answer, copy.deepcopy(strategies.state()))
 
     def session(self, records: Any, micro_batch: int = 64, *, behind_seals: bool = False) -> Session:
         """A run that was opened and not started."""
         model = self.model()
         setup = Setup(
             model=model,
-            optimizer=build_optimizer(model, "momentum", 0.1),
+            optimizer=build_optimizer(model, replayed_optimizer(self.plan.recipe), LEARNING_RATE),
             records=as_records(records),
             plan=copy.deepcopy(self.plan),
             choice=_choice("vmap" if behind_seals else "one-pass"),
             execution=Execution(micro_batch),
             randomness=Randomness.seeded(0),
+            validation=Public(self.records()),
         )
         return open_session(sealed(setup) if behind_seals else setup)
 
@@ -182,14 +188,14 @@ class _Bench:
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """What was asked, what the optimiser was given, and the states of clip and update afterwards."""
+    """What was asked, what the optimiser was given, and the states of the strategies afterwards."""
 
     request: Request
-    transformed: dict[str, torch.Tensor]
-    states: tuple[Any, Any]
+    answer: dict[str, torch.Tensor]
+    states: dict[str, Any]
 
     def same_as(self, other: _Step) -> bool:
-        return self.request == other.request and digest(self.transformed) == digest(other.transformed)
+        return self.request == other.request and digest(self.answer) == digest(other.answer)
 
 
 @functools.cache
@@ -224,7 +230,7 @@ def _stays_inside(bench: _Bench) -> str | None:
     shapes = {name: parameter.shape for name, parameter in bench.model().named_parameters()}
     for value in _EXTREMES:
         for step in bench.steps([value] * 100):
-            if {name: tensor.shape for name, tensor in step.transformed.items()} != shapes:
+            if step.answer and {name: tensor.shape for name, tensor in step.answer.items()} != shapes:
                 return "what it hands to the optimiser does not have the names and shapes of the released gradient"
             groups = len(step.request.sums)
             for release in step.request.sums:
@@ -245,7 +251,8 @@ def _runs_on_bad_data(bench: _Bench) -> str | None:
         (inputs[:1] * math.nan, targets[:1]),
     ):  # the second: hardly anyone, and nobody finite
         session = bench.run(few)
-        if session.step != STEPS or not all(p.isfinite().all() for p in session.model.parameters()):
+        ended = session.step if bench.plan.filtered else bench.plan.steps
+        if not session.step == ended > 0 or not all(p.isfinite().all() for p in session.model.parameters()):
             return "the run did not end with finite weights"
     return None
 
@@ -274,8 +281,15 @@ def _is_priced(bench: _Bench) -> str | None:
     session = bench.run(bench.records())
     account = session.account
     events = [] if account.run is None else list(account.ledger.events(account.run))
-    if len(events) != bench.plan.steps:
-        return f"{len(events)} events were charged for {bench.plan.steps} steps"
+    if len(events) != session.step or not (bench.plan.filtered or session.step == bench.plan.steps):
+        return f"{len(events)} events were charged for {session.step} steps of {bench.plan.steps}"
+    if bench.plan.filtered:  # its promise is the budget; what was spent must be inside of it
+        spent = PrivacyLossAccountant().epsilon(count_events(events), BUDGET.delta)
+        return (
+            None
+            if spent <= BUDGET.epsilon == account.epsilon()
+            else f"ε = {spent:.4f} was spent of the filter's budget"
+        )
     independent, stated = independent_price(count_events(events), BUDGET.delta), account.epsilon()
     if not independent.agrees(stated) or stated > BUDGET.epsilon:
         return f"the run says ε = {stated:.4f}, dp_accounting says {independent.highest:.4f}"

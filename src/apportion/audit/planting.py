@@ -28,7 +28,7 @@ from apportion.errors import InvalidArgument
 from apportion.execution import Execution
 from apportion.models.check import copy_model
 from apportion.planning import Plan
-from apportion.request import ClippedSum, Release, Released
+from apportion.request import ClippedSum, Noised, Released
 from apportion.strategies.clip import Clip
 from apportion.strategies.context import Context
 from apportion.training.opening import open_session, require_trainable
@@ -57,7 +57,7 @@ class Watched:
     def init(self, context: Context) -> Any:
         return self._clip.init(context)
 
-    def propose(self, state: Any, context: Context) -> tuple[Release, ...]:
+    def propose(self, state: Any, context: Context) -> tuple[Noised, ...]:
         return self._clip.propose(state, context)
 
     def observe(self, state: Any, released: Released) -> Any:

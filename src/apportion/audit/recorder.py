@@ -16,7 +16,7 @@ from torch import Tensor
 from apportion.audit.state import State, public_state
 from apportion.curator import mechanisms
 from apportion.curator.randomness import KEY_BYTES, DrawStreams, Randomness, Stream
-from apportion.request import Event, Released
+from apportion.request import Event, FirstGain, LowestLoss, Released, Selection
 from apportion.training.session import Session
 
 LONE_STEP = 2
@@ -36,6 +36,16 @@ class NoiseCall:
     """In which the sum was given, and the answer rounded."""
 
 
+@dataclass(frozen=True, eq=False)
+class ChoiceCall:
+    """One selection: the exact summed losses or gains, and the index that was chosen."""
+
+    totals: Tensor
+    release: Selection
+    answer: int | None
+    own_stream: bool
+
+
 @dataclass(eq=False)
 class Step:
     """One draw, from its coins to its answer.
@@ -45,6 +55,7 @@ class Step:
         charged: the events in the ledger by then.
         noise: the stream that belongs to this draw.
         coins: (how many, with which probability) for every toss.
+        calls, choices: of the mechanisms, in their order.
         members, read: the records whose coin fell true, and those that were read.
         forms: of each released tensor all that is to be seen of it but its numbers.
     """
@@ -56,6 +67,7 @@ class Step:
     members: set[int] = field(default_factory=set)
     read: set[int] = field(default_factory=set)
     calls: list[NoiseCall] = field(default_factory=list)
+    choices: list[ChoiceCall] = field(default_factory=list)
     released: Released | None = None
     forms: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
@@ -114,7 +126,7 @@ class Recorder:
         if self.steps:
             self.steps[-1].read.update(indices.tolist())
 
-    def mechanism(self, exact_sum: Tensor, standard_deviation: float, noise: Stream, divisor: float) -> Tensor:
+    def add_gaussian_noise(self, exact_sum: Tensor, standard_deviation: float, noise: Stream, divisor: float) -> Tensor:
         """Real noise, or the answer that was kept for this call."""
         step, exact, own_stream = self.steps[-1], exact_sum.double().clone(), noise is self.steps[-1].noise
         kept = None if self._kept is None else self._kept_answer(exact_sum)
@@ -123,6 +135,27 @@ class Recorder:
             answer.data.copy_(kept)  # not counted as a write: in its form, too, the answer is a real one
         shown = answer.double().clone()
         step.calls.append(NoiseCall(exact, standard_deviation, divisor, shown, own_stream, exact_sum.dtype))
+        return answer
+
+    def noisy_argmin(self, totals: Tensor, release: LowestLoss, noise: Stream) -> int:
+        """A real choice, or the one that was kept for this call."""
+        answer = self._choose(totals, release, mechanisms.noisy_argmin(totals, release, noise), noise)
+        assert answer is not None
+        return answer
+
+    def above_threshold(self, gains: Tensor, release: FirstGain, noise: Stream) -> int | None:
+        """Likewise."""
+        return self._choose(gains, release, mechanisms.above_threshold(gains, release, noise), noise)
+
+    def _choose(self, totals: Tensor, release: Selection, answer: int | None, noise: Stream) -> int | None:
+        step = self.steps[-1]
+        if self._kept is not None:
+            number, call = len(self.steps) - 1, len(step.choices)
+            kept = self._kept.steps[number].choices if number < len(self._kept.steps) else []
+            if call >= len(kept) or len(kept[call].totals) != len(totals):
+                raise Diverged(f"selection {call + 1} of step {number + 1}, of {len(totals)} candidates, is a new one")
+            answer = kept[call].answer
+        step.choices.append(ChoiceCall(totals.clone(), release, answer, noise is step.noise))
         return answer
 
     def _kept_answer(self, exact_sum: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from apportion.audit.replay_comparison import Declared, compare, distances, insp
 from apportion.audit.replay_report import SHARP, Finding, Measured, ReplayReport
 from apportion.audit.state import differences
 from apportion.audit.subject import Loop, Subject, audited_recipe, without_dropout
-from apportion.budget import Budget, Record
+from apportion.budget import Budget, Public, Record
 from apportion.curator.curator import LossFunction
 from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.records import Batch, Records, as_records
@@ -44,6 +44,7 @@ from apportion.execution import Execution, Mode
 from apportion.planning import Plan, plan_steps
 from apportion.sampling import Sampling
 from apportion.strategies.recipes import Recipe
+from apportion.strategies.roles import SteeringUpdate
 from apportion.training.opening import require_trainable
 from apportion.training.optimizers import OptimizerFactory
 from apportion.training.record_loss import Reduction
@@ -62,7 +63,7 @@ def replay(
     plan: Plan | Recipe | str = "default",
     *,
     steps: int = 4,
-    optimizer: str | OptimizerFactory = "momentum",
+    optimizer: str | OptimizerFactory | None = None,
     lr: float = 0.1,
     execution: Execution | None = None,
     engine: Mode | None = None,
@@ -73,7 +74,8 @@ def replay(
     """Replay a few steps of private training on neighbouring data sets and report whatever tells them apart.
 
     Args:
-        model, loss_fn, data, optimizer, lr, execution: as in `train`. Twelve records are used; the model passed in is not changed.
+        model, loss_fn, data, optimizer, lr, execution: as in `train`; by default momentum, where the update allows it. Twelve records are
+            used; the model passed in is not changed.
         plan: a plan, of which the recipe is audited, or a recipe, also by its name. Budget and sampling are the audit's own: a record
             must be drawn often enough to be seen.
         steps: at least two. In the second one of the two batches is empty.
@@ -108,9 +110,10 @@ def replay(
         loss_fn=loss_fn,
         loop=loop,
         loss_reduction=loss_reduction,
-        optimizer=optimizer,
+        optimizer=optimizer or replayed_optimizer(recipe),
         lr=lr,
         scheduler=scheduler,
+        validation=Public(common),
         plan=plan_steps(recipe, budget, Sampling(population=POPULATION, sample_rate=SAMPLE_RATE, steps=steps)),
         execution=execution or Execution(),
         engine=choice,
@@ -130,6 +133,11 @@ def replay(
             "loose would not have been seen. Audit with a smaller threshold as well"
         )
     return replace(report, notes=tuple(notes))
+
+
+def replayed_optimizer(recipe: Recipe) -> str:
+    """The one that shows most: momentum remembers. An update that sets the weights itself has none."""
+    return "sgd" if isinstance(recipe.update, SteeringUpdate) else "momentum"
 
 
 def _engine(wanted: Mode | None, model: nn.Module, loss_fn: LossFunction | None, data: Records) -> EngineChoice:

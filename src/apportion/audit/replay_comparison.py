@@ -10,12 +10,12 @@ import torch
 from scipy.stats import chi2
 from torch import nn
 
-from apportion.audit.recorder import Recorder, Step
+from apportion.audit.recorder import ChoiceCall, Recorder, Step
 from apportion.audit.replay_report import Finding, Kind
 from apportion.audit.state import differences
 from apportion.curator.clipping import group_names
 from apportion.curator.gradients.reference import trained_parameters
-from apportion.request import ClippedSum, Event, Frame, Release, Request
+from apportion.request import ClippedSum, Event, Frame, LowestLoss, Noised, Request
 
 _ROUNDING = 1e-9  # float64 sums of a few records
 _CHANCE = 1e-9  # probability that sound noise is called unsound
@@ -28,10 +28,12 @@ class Declared:
     model: nn.Module
     expected_batch_size: float
 
-    def groups(self, request: Request) -> list[tuple[Release, str]]:
+    def groups(self, request: Request) -> list[tuple[Noised, str]]:
         """(release, parameter) of every noise call that the request leads to, in order. Statistics come last and have no parameter."""
         trained = list(trained_parameters(self.model))
-        gradient = [(release, name) for release in request.sums for name in group_names(release, trained)]
+        gradient: list[tuple[Noised, str]] = [
+            (release, name) for release in request.sums for name in group_names(release, trained)
+        ]
         return gradient + [(statistic, "") for statistic in request.statistics]
 
 
@@ -77,7 +79,8 @@ def _inspect_answer(
         )
         yield Finding(neighbour, "calls", text, number)
         return
-    if not all(call.own_stream for call in step.calls):
+    yield from _inspect_choices(step, neighbour, number, event)
+    if not all([*(call.own_stream for call in step.calls), *(call.own_stream for call in step.choices)]):
         yield Finding(neighbour, "noise", "noise was drawn from another stream than the draw's own", number)
     # One noise call of each release stands for it: all calls of a release have the same standard deviation, or the largest
     # quotient counts.
@@ -101,12 +104,26 @@ def _inspect_answer(
         yield Finding(neighbour, "multiplier", text, number, None, joint, 1 / event.noise_multiplier)
 
 
-def _restored(release: Release, name: str, answer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _inspect_choices(step: Step, neighbour: str, number: int, event: Event | None) -> Iterator[Finding]:
+    """Each selection that was asked for was made once, handed out as it was made, and paid for."""
+    released = step.released
+    assert released is not None
+    asked, made = released.request.selections, [call.release for call in step.choices]
+    if list(asked) != made or released.selected != tuple(call.answer for call in step.choices):
+        yield Finding(
+            neighbour, "calls", f"{len(made)} selections were made, or answered otherwise, for {len(asked)}", number
+        )
+    needed = sorted((release.choice() for release in made), reverse=True)
+    if event is not None and list(event.choices) != needed:
+        yield Finding(neighbour, "charge", f"{needed} was executed, and {list(event.choices)} charged", number)
+
+
+def _restored(release: Noised, name: str, answer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     frame = _frame(release)
     return (answer if frame is None else frame.restored(name, answer)).to(like.dtype)
 
 
-def _frame(release: Release) -> Frame | None:
+def _frame(release: Noised) -> Frame | None:
     return release.frame if isinstance(release, ClippedSum) else None
 
 
@@ -186,7 +203,7 @@ def distances(before: Recorder, after: Recorder, multiple: float, declared: Decl
         if _signature(one) != _signature(other):
             continue
         moved = [_distance(a.exact_sum, b.exact_sum) for a, b in zip(one.calls, other.calls, strict=True)]
-        if number <= len(after.charged):
+        if other.calls and number <= len(after.charged):
             joint = math.hypot(*map(_quotient, moved, (call.standard_deviation for call in other.calls)))
             yield Distance(number, None, joint, multiple / after.charged[number - 1].noise_multiplier)
         if other.released is None or len(groups := declared.groups(other.released.request)) != len(moved):
@@ -197,6 +214,8 @@ def distances(before: Recorder, after: Recorder, multiple: float, declared: Decl
                 *(distance for distance, (one, _) in zip(moved, groups, strict=True) if one is release)
             )
             yield Distance(number, j, measured, multiple * release.sensitivity)
+        for j, (a, b) in enumerate(zip(one.choices, other.choices, strict=True), start=len(request.noised)):
+            yield Distance(number, j, _choice_distance(a, b), multiple * b.release.sensitivity)
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -204,9 +223,18 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
     return math.inf if math.isnan(distance) else distance
 
 
+def _choice_distance(one: ChoiceCall, other: ChoiceCall) -> float:
+    """How far the candidates moved. Summed losses must all move one way: a spread counts as a distance, as it does in the proof."""
+    moved = other.totals - one.totals
+    if isinstance(other.release, LowestLoss):
+        return float(torch.cat([moved, torch.zeros(1, dtype=moved.dtype)]).max() - min(0.0, float(moved.min())))
+    return float(moved.abs().max())
+
+
 def _quotient(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator > 0 else math.inf
 
 
-def _signature(step: Step) -> list[tuple[torch.Size, float]]:
-    return [(call.exact_sum.shape, call.standard_deviation) for call in step.calls]
+def _signature(step: Step) -> list[tuple[torch.Size, object]]:
+    noised: list[tuple[torch.Size, object]] = [(call.exact_sum.shape, call.standard_deviation) for call in step.calls]
+    return noised + [(call.totals.shape, type(call.release).__name__) for call in step.choices]

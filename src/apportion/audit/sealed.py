@@ -10,7 +10,7 @@ reads the memory of the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -31,7 +31,7 @@ from apportion.curator.randomness import Stream
 from apportion.curator.records import Batch, Records
 from apportion.curator.tree import map_tensors
 from apportion.execution import Execution
-from apportion.request import Released, Request
+from apportion.request import FirstGain, LowestLoss, Released, Request
 from apportion.training.session import Setup
 
 _inside: ContextVar[bool] = ContextVar("inside the curator", default=False)
@@ -115,9 +115,17 @@ def unseal(tree: Any) -> Any:
         return map_tensors(lambda tensor: tensor.as_subclass(Tensor), tree)
 
 
-def declassifying_gaussian(exact_sum: Tensor, standard_deviation: float, noise: Stream, divisor: float) -> Tensor:
-    """The one way out: noise makes an ordinary tensor of a sealed sum."""
-    return mechanisms.add_gaussian_noise(unseal(exact_sum), standard_deviation, noise, divisor)
+class DeclassifyingMechanisms:
+    """The one way out: noise makes an ordinary tensor, or an index, of sealed sums."""
+
+    def add_gaussian_noise(self, exact_sum: Tensor, standard_deviation: float, noise: Stream, divisor: float) -> Tensor:
+        return mechanisms.add_gaussian_noise(unseal(exact_sum), standard_deviation, noise, divisor)
+
+    def noisy_argmin(self, totals: Tensor, release: LowestLoss, noise: Stream) -> int:
+        return mechanisms.noisy_argmin(unseal(totals), release, noise)
+
+    def above_threshold(self, gains: Tensor, release: FirstGain, noise: Stream) -> int | None:
+        return mechanisms.above_threshold(unseal(gains), release, noise)
 
 
 class SealedGradients(ReferenceGradients):
@@ -140,11 +148,11 @@ class SealedDraw(Draw):
 
     def __init__(self, draw: Draw):
         vars(self).update(vars(draw))
-        self._sums = seal(self._sums)
+        self._sums, self._totals = seal(self._sums), seal(self._totals)
 
-    def add(self, gradients: Gradients | Rows) -> None:
+    def add(self, gradients: Gradients | Rows | None, losses: Sequence[Tensor] = ()) -> None:
         with inside():
-            super().add(gradients)
+            super().add(gradients, losses)
 
     def release(self) -> Released:
         with inside():
@@ -165,7 +173,7 @@ class SealedCurator(Curator):
         randomness: StreamSource,
         execution: Execution | None = None,
     ):
-        super().__init__(_sealed_records(records), engine, charges, randomness, execution, declassifying_gaussian)
+        super().__init__(_sealed_records(records), engine, charges, randomness, execution, DeclassifyingMechanisms())
 
     def open(self, request: Request) -> Draw:
         return SealedDraw(super().open(request))

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from apportion.audit.neighbours import records_with
 from apportion.audit.recorder import Recorder
+from apportion.budget import Public
 from apportion.curator.curator import Curator, LossFunction
 from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.records import Batch
@@ -43,6 +44,7 @@ class Subject:
     optimizer: str | OptimizerFactory
     lr: float
     scheduler: Callable[[Optimizer], LRScheduler] | None
+    validation: Public
     plan: Plan
     execution: Execution
     engine: EngineChoice
@@ -60,8 +62,9 @@ class Subject:
             execution=self.execution,
             randomness=recorder.randomness,
             scheduler=None if self.scheduler is None else self.scheduler(optimizer),
+            validation=self.validation,
             own_loop=self.loop is not None,
-            build_curator=partial(Curator, mechanism=recorder.mechanism),
+            build_curator=partial(Curator, mechanisms=recorder),
         )
         session = open_session(setup)
         recorder.watch(session)

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from apportion.request import ClippedSum, Frame, Release, Statistic, UnclippedCount
+from apportion.request import ClippedSum, Frame, Noised, Statistic, UnclippedCount
 
 RAMP_WIDTH = 0.1
 """The width, in thresholds, over which a record passes from unclipped to clipped in a count (`UnclippedCount`)."""
@@ -83,7 +83,7 @@ class MaterialisedGradients:
         return next((len(rows) for rows in self._rows.values()), 0)
 
 
-def group_names(release: Release, trained: Sequence[str]) -> tuple[str, ...]:
+def group_names(release: Noised, trained: Sequence[str]) -> tuple[str, ...]:
     """The parameters of a release, written out."""
     return tuple(trained) if release.parameters is None else release.parameters
 
@@ -93,7 +93,7 @@ def as_gradients(gradients: Gradients | Rows) -> Gradients:
     return MaterialisedGradients(gradients) if isinstance(gradients, Mapping) else gradients
 
 
-def clip_and_sum(gradients: Gradients | Rows, releases: Sequence[Release]) -> dict[str | Statistic, Tensor]:
+def clip_and_sum(gradients: Gradients | Rows, releases: Sequence[Noised]) -> dict[str | Statistic, Tensor]:
     """What the records add to each release, before noise: by parameter Σ_i g_i·min(1, C/‖g_i‖), and by statistic its sum.
 
     ‖g_i‖ is taken over the parameters of the release. Sums of a release with a frame are in the coordinates of that frame.
@@ -123,7 +123,7 @@ def clip_and_sum(gradients: Gradients | Rows, releases: Sequence[Release]) -> di
     return sums
 
 
-def _squared_norms(records: Gradients, releases: Sequence[Release]) -> tuple[dict[str, Tensor], dict[str, Frame]]:
+def _squared_norms(records: Gradients, releases: Sequence[Noised]) -> tuple[dict[str, Tensor], dict[str, Frame]]:
     """‖g_i‖² by parameter, in the coordinates of its release; and the frames of those parameters that have one."""
     frames: dict[str, Frame] = {}
     for release in releases:

@@ -5,7 +5,7 @@ Order of one request:
 1. the request is checked against the model (nothing has happened yet if it does not fit);
 2. its event is charged and durable;
 3. the coins are tossed: a fresh Poisson batch for this request alone;
-4. micro-batches are clipped and summed;
+4. micro-batches are clipped and summed; of selections the clipped losses at each candidate;
 5. noise is added once, the sum is divided by the declared expected batch size, and the result is handed out once.
 
 An exception after step 2 burns the charge: nothing is ever refunded, and a draw is never repeated. Whether the curator raises must
@@ -16,7 +16,7 @@ nothing works at all is found by the probe, on synthetic records, before anythin
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from apportion import validate
 from apportion.curator import mechanisms
+from apportion.curator.candidate_losses import sum_losses
 from apportion.curator.clipping import Gradients, Rows, clip_and_sum, group_names
 from apportion.curator.foreign_code import contain_errors, watch_signals
 from apportion.curator.gradients.engine import Engine
@@ -32,13 +33,24 @@ from apportion.curator.gradients.layer_use import full_precision
 from apportion.curator.gradients.losses import ForeignParameter, LossFunction
 from apportion.curator.gradients.module_state import StatelessLoss
 from apportion.curator.gradients.reference import trained_parameters
-from apportion.curator.mechanisms import Mechanism
+from apportion.curator.mechanisms import Mechanisms
 from apportion.curator.randomness import DrawStreams, poisson_sample
 from apportion.curator.records import Batch, Records
 from apportion.curator.tree import batch_size, map_tensors
 from apportion.errors import InvalidArgument, WrongOrder
 from apportion.execution import Execution
-from apportion.request import FLOAT32_HEADROOM, KINDS, Event, Release, Released, Request, Statistic
+from apportion.request import (
+    FLOAT32_HEADROOM,
+    KINDS,
+    ClippedSum,
+    Event,
+    LowestLoss,
+    Noised,
+    Released,
+    Request,
+    Selection,
+    Statistic,
+)
 
 
 class Charges(Protocol):
@@ -66,12 +78,13 @@ class Draw:
         batches: Iterator[Batch],
         engine: Engine,
         streams: DrawStreams,
-        mechanism: Mechanism,
+        mechanisms: Mechanisms,
     ):
-        self.request, self._mechanism = request, mechanism
+        self.request, self._mechanisms = request, mechanisms
         self._batches, self._streams = batches, streams
         self._trained = trained_parameters(engine.model)
         self._sums: dict[str | Statistic, Tensor] = {}
+        self._totals = [torch.zeros(len(one.line.step_sizes), dtype=torch.float64) for one in request.selections]
         self._released = False
 
     def micro_batches(self) -> Iterator[Batch]:
@@ -85,15 +98,22 @@ class Draw:
             torch.default_generator.manual_seed(int(self._streams.model.words(1)[0] >> 1))
             yield
 
-    def add(self, gradients: Gradients | Rows) -> None:
-        """Clip the gradients of a micro-batch and add them to the sum: all, or none; or `SumLost`, which ends the draw."""
+    def add(self, gradients: Gradients | Rows | None, losses: Sequence[Tensor] = ()) -> None:
+        """Clip the gradients of a micro-batch and add them to the sum: all, or none; or `SumLost`, which ends the draw.
+
+        Args:
+            gradients: of its records; `None` if no sum is asked for.
+            losses: for each selection, what its records add to each candidate (`candidate_losses.py`).
+        """
         with full_precision():
-            sums = clip_and_sum(gradients, self.request.releases)
+            sums = {} if gradients is None else clip_and_sum(gradients, self.request.noised)
             # a sum is finite only if all its terms are, and is much faster than to look at each
             if not all(bool(part.sum().isfinite()) for part in sums.values()):
                 raise ArithmeticError("a product overflowed")  # nothing was added yet
             try:
                 self._accumulate(sums)
+                for total, part in zip(self._totals, losses, strict=True):
+                    total += part
             except Exception as error:  # half of it was added: to go on with single records would count them twice
                 raise SumLost("the sum of a micro-batch could not be kept") from error
 
@@ -130,12 +150,21 @@ class Draw:
         statistics = tuple(
             float(self._add_noise(one, self._pop_sum(one, number).double())) for one in self.request.statistics
         )
-        return Released(self.request, gradient, statistics)
+        return Released(self.request, gradient, statistics, tuple(map(self._select, self.request.selections)))
 
-    def _add_noise(self, release: Release, exact_sum: Tensor) -> Tensor:
+    def _select(self, release: Selection) -> int | None:
+        """The index that is chosen from the summed losses, which are not kept."""
+        totals, noise = self._totals.pop(0), self._streams.noise
+        if isinstance(release, LowestLoss):
+            return self._mechanisms.noisy_argmin(totals, release, noise)
+        asked = release.slope * self.request.expected_batch_size * totals.new_tensor(release.line.step_sizes)
+        return self._mechanisms.above_threshold(totals - asked, release, noise)
+
+    def _add_noise(self, release: Noised, exact_sum: Tensor) -> Tensor:
         """The sum with its noise, divided by what was declared: never by the number of records that were drawn."""
         deviation = self.request.standard_deviation(release)
-        return self._mechanism(exact_sum, deviation, self._streams.noise, self.request.expected_batch_size)
+        size, noise = self.request.expected_batch_size, self._streams.noise
+        return self._mechanisms.add_gaussian_noise(exact_sum, deviation, noise, size)
 
     def _pop_sum(self, key: str | Statistic, like: Tensor) -> Tensor:
         """What was added up, handed over and not kept; zeros if the batch was empty."""
@@ -157,7 +186,7 @@ class Curator:
         charges: who is told of every event, before it happens.
         randomness: where coins and noise come from.
         execution: memory knobs.
-        mechanism: adds the noise; the audit puts an instrument around it.
+        mechanisms: add the noise; audits put instruments around them.
     """
 
     def __init__(
@@ -167,11 +196,11 @@ class Curator:
         charges: Charges,
         randomness: StreamSource,
         execution: Execution | None = None,
-        mechanism: Mechanism | None = None,
+        mechanisms: Mechanisms = mechanisms,
     ):
         self._records, self._engine, self._charges, self._randomness = records, engine, charges, randomness
         self._execution = execution or Execution()
-        self._mechanism = mechanism or mechanisms.add_gaussian_noise
+        self._mechanisms = mechanisms
         self._loss: StatelessLoss | None = None
 
     def open(self, request: Request) -> Draw:
@@ -185,14 +214,14 @@ class Curator:
         streams = self._randomness.next_draw()
         members = poisson_sample(len(self._records), request.sample_rate, streams.coins)
         batches = self._records.read(members, size, streams.model)
-        return Draw(request, batches, self._engine, streams, self._mechanism)
+        return Draw(request, batches, self._engine, streams, self._mechanisms)
 
     def end_workers(self) -> None:
         """End the processes that read records. Another request would start new ones."""
         self._records.close()
 
     def answer(self, request: Request, loss_fn: LossFunction) -> Released:
-        """The noisy clipped gradient that `request` asks for."""
+        """What `request` asks for: a noisy clipped gradient, or which candidate is best."""
         if isinstance(loss_fn, nn.Module):
             if self._loss is None or self._loss.loss is not loss_fn:
                 self._loss = StatelessLoss(loss_fn)
@@ -204,10 +233,15 @@ class Curator:
                     warnings.simplefilter("ignore")  # a warning may be caused by one record, and is output
                     # neither of the two is about a record; a MemoryError may be
                     with contain_errors(SumLost, ForeignParameter) as together:
-                        draw.add(self._gradients(batch, loss_fn))
+                        self._add_records(draw, batch, loss_fn)
                     if together.failure:
                         self._add_one_by_one(draw, batch, loss_fn)
         return draw.release()
+
+    def _add_records(self, draw: Draw, batch: Batch, loss_fn: LossFunction) -> None:
+        """All that the request asks about these records: what cannot be computed leaves none of it behind."""
+        losses = [sum_losses(self._engine, loss_fn, batch, release) for release in draw.request.selections]
+        draw.add(self._gradients(batch, loss_fn) if draw.request.noised else None, losses)
 
     def _gradients(self, batch: Batch, loss_fn: LossFunction) -> Gradients | Rows:
         inputs, targets = batch
@@ -220,11 +254,15 @@ class Curator:
         """The records of a batch that failed as a whole; those that fail alone contribute nothing, whatever the failure is called."""
         for i in range(batch_size(batch)):
             with contain_errors():
-                draw.add(self._gradients(map_tensors(lambda tensor, i=i: tensor[i : i + 1], batch), loss_fn))
+                self._add_records(draw, map_tensors(lambda tensor, i=i: tensor[i : i + 1], batch), loss_fn)
 
     def _require_all_parameters(self, request: Request) -> None:
         """Each trained parameter stands in exactly one group: none is updated without clipping and noise."""
         trained = trained_parameters(self._engine.model)
+        for selection in request.selections:
+            selection.line.require_usable({name: parameter.shape for name, parameter in trained.items()})
+        if not request.noised:
+            return
         asked = [name for release in request.sums for name in group_names(release, list(trained))]
         counted = {name for release in request.statistics for name in group_names(release, list(trained))}
         if sorted(asked) != sorted(trained) or counted - set(trained):
@@ -247,9 +285,9 @@ def _require_priced_as_executed(request: Request) -> None:
             "request",
             validate.shown(request),
             "it is, or holds, a subclass of what the curator executes, and would be priced by its own claim",
-            "Use Request, ClippedSum, UnclippedCount and NormSum themselves",
+            "Use Request, ClippedSum, UnclippedCount, NormSum, LowestLoss and FirstGain themselves",
         )
-    for release in request.sums:
+    for release in (*request.sums, *request.selections):
         if not release.headroom >= FLOAT32_HEADROOM:
             raise InvalidArgument(
                 "headroom",
@@ -257,11 +295,15 @@ def _require_priced_as_executed(request: Request) -> None:
                 f"norms and sums are rounded to float32, and the noise must pay for it: at least {FLOAT32_HEADROOM:g}",
                 "Leave it out",
             )
-        frame = release.frame
-        if frame is not None and not all(type(t) is Tensor for t in (*frame.centre.values(), *frame.scale.values())):
+        if isinstance(release, ClippedSum):
+            frame = release.frame
+            held = () if frame is None else (*frame.centre.values(), *frame.scale.values())
+        else:
+            held = tuple(release.line.direction.values())
+        if not all(type(tensor) is Tensor for tensor in held):
             raise InvalidArgument(
-                "frame",
-                release.parameters,
+                "releases",
+                validate.shown(release),
                 "it holds tensors of a class with arithmetic of its own",
                 "Use plain tensors",
             )

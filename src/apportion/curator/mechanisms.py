@@ -1,22 +1,33 @@
-"""What noise is added. Every value that leaves the curator went through one of these functions."""
+"""What noise is added. Every value that leaves the curator went through one of these functions.
+
+The curator calls them through this module, which is the `Mechanisms` of a real run; audits put instruments in its place.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from apportion.curator.randomness import Stream
+from apportion.request import FirstGain, LowestLoss
 
 NOISE_CHUNK_NUMBERS = 1 << 18
 """Numbers that get their noise at a time: they stay in the caches, and memory does not grow with the parameter."""
 
 
-class Mechanism(Protocol):
-    """Adds noise to an exact sum and divides: `add_gaussian_noise`, or an instrument of the audit around it."""
+class Mechanisms(Protocol):
+    """The ways out of the curator: the functions of this module, or instruments of the audit around them."""
 
-    def __call__(self, exact_sum: Tensor, standard_deviation: float, noise: Stream, divisor: float) -> Tensor: ...
+    def add_gaussian_noise(
+        self, exact_sum: Tensor, standard_deviation: float, noise: Stream, divisor: float
+    ) -> Tensor: ...
+
+    def noisy_argmin(self, totals: Tensor, release: LowestLoss, noise: Stream) -> int: ...
+
+    def above_threshold(self, gains: Tensor, release: FirstGain, noise: Stream) -> int | None: ...
 
 
 def add_gaussian_noise(exact_sum: Tensor, standard_deviation: float, noise: Stream, divisor: float) -> Tensor:
@@ -30,3 +41,24 @@ def add_gaussian_noise(exact_sum: Tensor, standard_deviation: float, noise: Stre
         noisy = torch.from_numpy(noise.normals(part.numel())).to(part.device)
         part.copy_(noisy.mul_(standard_deviation).add_(part).div_(divisor))  # in place: the normals are used once
     return answer
+
+
+def noisy_argmin(totals: Tensor, release: LowestLoss, noise: Stream) -> int:
+    """argmin_j (Ω_j − X_j), X_j Gumbel or exponential with the scale of `release`; of equal ones the first.
+
+    Guarantee: ε₀-DP if one record adds to every Ω_j between 0 and C_obj (`LowestLoss`). The sign matters: noise is *taken off*.
+    """
+    draws = noise.exponentials(len(totals))
+    variables = -np.log(draws) if release.noise == "gumbel" else draws
+    return int(np.argmin(totals.numpy() - release.scale * variables))
+
+
+def above_threshold(gains: Tensor, release: FirstGain, noise: Stream) -> int | None:
+    """The first j with G_j + Lap(2Δ/ε₂) ≥ Lap(Δ/ε₁); `None` if there is none. All noise is drawn, whatever j is.
+
+    Guarantee: (ε₁+ε₂)-DP if one record moves each G_j by at most Δ (`FirstGain`).
+    """
+    threshold_scale, gain_scale = release.scales
+    threshold = threshold_scale * noise.laplaces(1)
+    above = np.flatnonzero(gains.numpy() + gain_scale * noise.laplaces(len(gains)) >= threshold)
+    return int(above[0]) if len(above) else None

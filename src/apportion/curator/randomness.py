@@ -61,6 +61,17 @@ class Stream:
             served, self._spare = self._spare[:count], self._spare[count:]
         return served
 
+    def exponentials(self, count: int) -> Floats:
+        """`count` independent standard exponentials: −ln(1 − u), u = (word + ½)·2⁻⁶⁴, cut at 36.7, which has probability 2⁻⁵³."""
+        uniform = (self.words(count).astype(np.float64) + 0.5) * 2.0**-64
+        result: Floats = -np.log1p(-np.minimum(uniform, 1 - 2.0**-53))
+        return result
+
+    def laplaces(self, count: int) -> Floats:
+        """`count` independent standard Laplace variables: differences of two exponentials."""
+        result: Floats = self.exponentials(count) - self.exponentials(count)
+        return result
+
     def _fresh_normals(self, count: int) -> Floats:
         """One word each; the few words that did not settle their normal are followed by others, after all of these."""
         result, size = np.empty(count), min(_CHUNK, count)

@@ -14,13 +14,13 @@ from apportion import validate
 from apportion.errors import InvalidArgument
 
 _OURS = "apportion.strategies."
-_MEMBERS = {
-    "clip": ("init", "propose", "observe"),
-    "noise": ("relative",),
-    "update": ("init", "transform", "observe"),
-    "model": ("scale", "temperature", "offset"),
+_MEMBERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "clip": (("init", "propose", "observe"),),
+    "noise": (("relative",), ("init", "choose", "observe")),
+    "update": (("init", "transform", "observe"), ("init", "move", "learning_rate")),
+    "model": (("scale", "temperature", "offset"),),
 }
-"""What a class must have to fill a role (`roles.py`)."""
+"""What a class must have to fill a role (`roles.py`): one of these."""
 
 
 def describe(strategy: Any) -> dict[str, Any]:
@@ -78,12 +78,13 @@ def _find(role: str, name: str) -> Any:
 
 def _require_strategy(role: str, name: str, found: Any) -> Any:
     """Only a class that has the members of the role is called: a file must not choose what else is run, as `os:system` would be."""
-    members = _MEMBERS[role]
-    if not isinstance(found, type) or not all(hasattr(found, member) for member in members):
+    kinds = _MEMBERS[role]
+    if not isinstance(found, type) or not any(all(hasattr(found, member) for member in kind) for kind in kinds):
         raise InvalidArgument(
             f"{role}.kind",
             name,
-            f"it is not {'an' if role == 'update' else 'a'} {role} strategy, which is a class with {', '.join(members)}",
+            f"it is not {'an' if role == 'update' else 'a'} {role} strategy, which is a class with "
+            f"{', or '.join(', '.join(kind) for kind in kinds)}",
             "Name a class that fills the role",
         )
     return found

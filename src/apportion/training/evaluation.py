@@ -14,14 +14,14 @@ from apportion.errors import InvalidArgument
 _BATCH = 1024
 
 
-def require_public(data: object) -> Public:
-    """Refuse evaluation data that nobody declared public."""
+def require_public(data: object, argument: str = "evaluate") -> Public:
+    """Refuse data for evaluation or validation that nobody declared public."""
     if not isinstance(data, Public):
         raise InvalidArgument(
-            "evaluate",
+            argument,
             type(data).__name__,
             "a score on private records is an un-noised read of them",
-            "If anything about this data may be published, say so: evaluate=apportion.Public(test_data)",
+            f"If anything about this data may be published, say so: {argument}=apportion.Public(data)",
         )
     return data
 

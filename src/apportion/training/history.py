@@ -17,23 +17,28 @@ class Entry:
     Args:
         step, epoch: 1-based.
         clip: the threshold of each release of the request.
-        noise_multiplier: z_t.
+        noise_multiplier: z_t; `None` for a draw that released no sum.
         learning_rate: of each parameter group of the optimiser.
         epsilon: spent up to and including this step; `None` where it was not computed.
         test_accuracy: on data declared public; `None` where the model was not evaluated.
+        selected: the step size that a selection released, 0 for none; `None` for a draw that selected nothing.
     """
 
     step: int
     epoch: int
     clip: tuple[float, ...]
-    noise_multiplier: float
+    noise_multiplier: float | None
     learning_rate: tuple[float, ...]
     epsilon: float | None = None
     test_accuracy: float | None = None
+    selected: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """As it stands in history files: single values instead of lists of one."""
-        return {key: _single(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        content = {key: _single(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        if self.selected is None:
+            del content["selected"]
+        return content
 
 
 def as_columns(entries: Sequence[Entry]) -> dict[str, list[Any]]:

@@ -18,9 +18,11 @@ def take_steps(
     show: Callable[[Entry], None] = lambda entry: None,
 ) -> None:
     """Spend every token that is left. `show` is told of each step."""
-    while session.account.left:
-        entry = session.apply(session.curator.answer(session.next_request(), loss_fn))
+    while session.account.left and session.affords(request := session.next_request()):
+        entry = session.apply(session.curator.answer(request, loss_fn))
         if session.report_is_due:
             entry = session.report(None if evaluate is None else accuracy(session.evaluated, evaluate))
         session.write_checkpoint_if_due()
         show(entry)
+    if session.entries and session.entries[-1].epsilon is None:  # a filter ended the run before its last step
+        session.report(None if evaluate is None else accuracy(session.evaluated, evaluate))

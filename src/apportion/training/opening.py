@@ -25,10 +25,16 @@ from apportion.models.probe import probe_loss, probe_model
 from apportion.models.temper import require_tempered
 from apportion.models.vetting import VettedEngine
 from apportion.planning import require_plan
+from apportion.strategies.roles import AskingUpdate, SteeringUpdate, ValidatedNoise
 from apportion.training.checkpoint import Checkpoints, restored
 from apportion.training.exact import ExactCurator
 from apportion.training.folders import missing_folders, remove_empty
-from apportion.training.optimizers import require_plain_scheduler, require_plain_step, require_same_parameters
+from apportion.training.optimizers import (
+    require_momentum_free,
+    require_plain_scheduler,
+    require_plain_step,
+    require_same_parameters,
+)
 from apportion.training.session import Session, Setup
 from apportion.training.storage import CHECKPOINT, DRAWS, KEY, LEDGER, Storage
 
@@ -94,6 +100,7 @@ def _require_valid(setup: Setup) -> None:
     if setup.scheduler is not None:
         require_plain_scheduler(setup.scheduler, setup.optimizer)
     require_same_parameters(setup.model, setup.optimizer)
+    _require_roles_fit(setup)
     if not setup.randomness.private and (storage.resume or storage.recovery == "exact"):
         raise InvalidArgument(
             "seed",
@@ -107,6 +114,27 @@ def _require_valid(setup: Setup) -> None:
             "exact",
             "a draw can only be repeated bit for bit in a run of `train`",
             'Use recovery="fresh"',
+        )
+
+
+def _require_roles_fit(setup: Setup) -> None:
+    """Refuse what the strategies of the plan cannot work with: an optimiser that they replace, a loop of one's own, no public data."""
+    update, noise = setup.plan.recipe.update, setup.plan.noise
+    if isinstance(update, SteeringUpdate):
+        require_momentum_free(setup.optimizer, setup.scheduler, type(update).__name__)
+    if isinstance(update, AskingUpdate) and setup.own_loop:
+        raise InvalidArgument(
+            "plan",
+            setup.plan.recipe.name,
+            f"{type(update).__name__} also asks for losses at other weights, which a loop of your own does not compute",
+            "Use apportion.train, or a recipe that asks for gradients only, such as adadp",
+        )
+    if isinstance(noise, ValidatedNoise) and setup.validation is None:
+        raise InvalidArgument(
+            "validation",
+            None,
+            f"{type(noise).__name__} chooses the noise by the accuracy on public data, and there is none",
+            "Pass validation=apportion.Public((inputs, targets)) with data that needs no protection",
         )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from apportion import validate
 from apportion.curator.gradients.reference import trained_parameters
@@ -125,3 +125,18 @@ def require_same_parameters(model: nn.Module, optimizer: Optimizer) -> None:
 
 def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def require_momentum_free(optimizer: Optimizer, scheduler: LRScheduler | None, update: str) -> None:
+    """Refuse anything but plain SGD without a scheduler beside an update that sets the weights itself."""
+    group = optimizer.param_groups[0]
+    plain = type(optimizer) is SGD and not any(
+        group[key] for key in ("momentum", "weight_decay", "nesterov", "maximize")
+    )
+    if not plain or len(optimizer.param_groups) != 1 or scheduler is not None:
+        raise InvalidArgument(
+            "optimizer" if scheduler is None else "scheduler",
+            type(optimizer).__name__ if scheduler is None else type(scheduler).__name__,
+            f"{update} chooses the step sizes and sets the weights itself, which momentum, weight decay or a schedule would contradict",
+            'Use optimizer="sgd", with lr as the first, or largest, step size, and no scheduler',
+        )

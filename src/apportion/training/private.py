@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apportion import validate
+from apportion.budget import Public
 from apportion.curator.curator import Curator, Draw
 from apportion.curator.gradients.engine import Engine
 from apportion.curator.randomness import Randomness
@@ -32,6 +33,7 @@ from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
 from apportion.execution import Execution
 from apportion.planning import Plan, require_plan
 from apportion.strategies.context import epoch_length
+from apportion.training.evaluation import require_public
 from apportion.training.history import Entry
 from apportion.training.opening import open_session, require_trainable
 from apportion.training.record_loss import Reduction, per_record_scale, require_separable
@@ -238,7 +240,9 @@ class Private:
                 break
             curator = self._session.curator
             assert isinstance(curator, Curator)  # draws that are repeated bit for bit are offered to `train` alone
-            draw = curator.open(self._session.next_request())
+            if not self._session.affords(request := self._session.next_request()):
+                break
+            draw = curator.open(request)
             pieces = draw.micro_batches()
             piece = next(pieces, None)
             if piece is None:
@@ -295,6 +299,7 @@ def make_private(
     *,
     loss_reduction: Reduction = "mean",
     scheduler: LRScheduler | None = None,
+    validation: Public | None = None,
     execution: Execution | None = None,
     seed: int | None = None,
     storage: Storage | None = None,
@@ -306,6 +311,7 @@ def make_private(
         loss_reduction: how the loop's loss turns records into one number: "mean" or "sum". A loss with one value a record
             (reduction="none") needs no declaration and is the safest. A contradiction that can be seen is refused.
         scheduler: a learning-rate scheduler of `optimizer`, stepped once a logical step, also after empty draws.
+        validation: as in `train`, for recipes that choose by it.
 
     Returns:
         A `Private` with `batches()`, `model`, `optimizer`, `epsilon()`, `history`, `statement()`, `save()`, and the `run` itself.
@@ -322,6 +328,7 @@ def make_private(
         execution=execution,
         randomness=Randomness.choose(seed),
         scheduler=scheduler,
+        validation=None if validation is None else require_public(validation, "validation"),
         storage=storage or Storage(),
         own_loop=True,
     )

@@ -12,24 +12,29 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apportion.accounting.account import Account
+from apportion.budget import Public
 from apportion.curator.curator import Charges, Curator, StreamSource
 from apportion.curator.gradients.engine import Engine, EngineChoice
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
-from apportion.errors import InvalidArgument, WrongOrder
+from apportion.errors import WrongOrder
 from apportion.execution import Execution
 from apportion.models.check import copy_model
 from apportion.planning import Plan
 from apportion.request import Released, Request
-from apportion.strategies.context import Context
-from apportion.strategies.roles import AveragingUpdate
+from apportion.strategies.context import epoch_length
+from apportion.strategies.roles import FeedbackNoise
 from apportion.training.checkpoint import Checkpoints
+from apportion.training.evaluation import accuracy
 from apportion.training.exact import ExactCurator
 from apportion.training.history import Entry, as_columns, from_columns, is_report_step
 from apportion.training.optimizers import require_same_parameters
+from apportion.training.recipe_state import RecipeState
 from apportion.training.storage import Storage
 
+REHEARSED = 8
+"""Steps in which the strategies are answered with zeros before anything is charged."""
 BuildCurator = Callable[[Records, Engine, Charges, StreamSource, Execution], Curator]
 
 
@@ -41,6 +46,7 @@ class Setup:
         model, optimizer, scheduler: what learns; the scheduler is stepped once a step.
         records: the private records.
         plan: what is executed.
+        validation: public data for strategies that ask for the model's accuracy during the run.
         choice: how per-record gradients are computed (`models/engine_choice.py`).
         execution: memory and speed.
         randomness: where random bits come from.
@@ -58,6 +64,7 @@ class Setup:
     execution: Execution
     randomness: Randomness
     scheduler: LRScheduler | None = None
+    validation: Public | None = None
     storage: Storage = field(default_factory=Storage)
     own_loop: bool = False
     engine: Engine | None = None
@@ -87,40 +94,33 @@ class Session:
         self.engine, self.account, self.checkpoints = engine, account, checkpoints
         self.plan, self.optimizer, self.randomness = setup.plan, setup.optimizer, setup.randomness
         self.storage, self.own_loop, self._scheduler = setup.storage, setup.own_loop, setup.scheduler
+        self._validation = setup.validation
         self.initial_learning_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.entries: list[Entry] = []
         self._applying = False
         self.optimizer.register_step_pre_hook(self._only_released_gradients)
-        parameters = trained_parameters(self.model)
-        self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        self._clip_state = self.plan.clip.init(self._context(1))
-        self._update_state = self.plan.recipe.update.init(parameters)
+        self._strategies = self._begin()
         self._rehearse()
-        # Anew: the first one may have been changed by what was rehearsed.
-        self._update_state = self.plan.recipe.update.init(parameters)
+        self._strategies = self._begin()  # anew: a state may have been changed by what was rehearsed
         self.curator = build_curator(self)
 
-    def _rehearse(self) -> None:
-        """Let the strategies meet a request and an answer of zeros, so that they raise before anything is charged."""
-        parameters = trained_parameters(self.model)
-        for request in self.plan.rehearse(self._shapes):
-            zeros = {name: torch.zeros_like(value) for name, value in parameters.items()}
-            released = Released(request, zeros, (0.0,) * len(request.statistics))
-            self._transform(released)
-            self.plan.recipe.update.observe(self._update_state, released, parameters)
+    def _begin(self) -> RecipeState:
+        return RecipeState(self.plan, trained_parameters(self.model), self.initial_learning_rates[0])
 
-    def _transform(self, released: Released) -> Mapping[str, Tensor]:
-        """What the optimiser is given, which must fit the parameters."""
-        expected = _kinds(released.gradient)
-        gradient = self.plan.recipe.update.transform(self._update_state, released)
-        if _kinds(gradient) != expected:
-            raise InvalidArgument(
-                "update",
-                type(self.plan.recipe.update).__name__,
-                "what it hands to the optimiser does not have the names and shapes of the released gradient, or another type",
-                "Return one tensor for each parameter from transform",
-            )
-        return gradient
+    def _rehearse(self) -> None:
+        """Let the strategies meet requests and answers of zeros, so that they raise before anything is charged."""
+        parameters = trained_parameters(self.model)
+        for step in range(1, min(REHEARSED, self.plan.steps) + 1):
+            self._answer_with_zeros(self._strategies.request(step), parameters)
+        if not isinstance(self.plan.noise, FeedbackNoise):
+            noisiest = self.plan.multipliers.index(max(self.plan.multipliers)) + 1
+            self._answer_with_zeros(self._begin().request(noisiest), parameters)
+
+    def _answer_with_zeros(self, request: Request, parameters: Mapping[str, Tensor]) -> None:
+        zeros = {name: torch.zeros_like(value) for name, value in parameters.items()} if request.noised else {}
+        released = Released(request, zeros, (0.0,) * len(request.statistics), (0,) * len(request.selections))
+        self._strategies.receive(released, parameters)
+        self._strategies.settle(released, parameters)
 
     @property
     def model(self) -> nn.Module:
@@ -129,8 +129,7 @@ class Session:
     @property
     def averaged(self) -> nn.Module | None:
         """A copy of the model with averaged weights; `None` if the update keeps no average, or before the first step."""
-        update = self.plan.recipe.update
-        weights = update.averaged(self._update_state) if isinstance(update, AveragingUpdate) else None
+        weights = self._strategies.averaged
         if weights is None:
             return None
         model = copy_model(self.model)
@@ -157,15 +156,38 @@ class Session:
 
     def next_request(self) -> Request:
         """What the strategies ask for at the next step. Also defined after the last one: the account refuses it then."""
-        return self.plan.request(self._context(min(self.account.next_step, self.plan.steps)), self._clip_state)
+        return self._strategies.request(min(self.account.next_step, self.plan.steps))
+
+    def affords(self, request: Request) -> bool:
+        """Whether the run goes on with `request`. Under a rule that lets prices follow released values, its end is that one does not fit;
+        otherwise a request that the plan does not cover is a mistake, which the account refuses."""
+        return not self.account.rule.adaptive or self.account.covers(request.event())
 
     def apply(self, released: Released) -> Entry:
-        """Hand a released gradient to the optimiser, let the strategies learn from it, write it down."""
+        """Move the weights by what was released, let the strategies learn from it, write it down."""
         require_same_parameters(self.model, self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)  # whatever was there before was not released
-        self._clip_state = self.plan.clip.observe(self._clip_state, released)  # before an optimiser can work in place
+        answer = self._strategies.receive(released, trained_parameters(self.model))
+        learning_rate = self._steer(answer) if self._strategies.steering else self._optimize(answer or {})
+        self._strategies.settle(released, trained_parameters(self.model))
+        entry = Entry(
+            step=self.step,
+            epoch=(self.step - 1) // epoch_length(self.plan.sampling.sample_rate) + 1,
+            clip=self._shared("clip", tuple(release.threshold for release in released.request.sums)),
+            noise_multiplier=released.request.noise_multiplier if released.request.noised else None,
+            learning_rate=self._shared("learning_rate", learning_rate),
+            selected=_selected_step(released),
+        )
+        self.entries.append(entry)
+        if self._strategies.wants_validation(self.step):
+            assert self._validation is not None  # `opening.py` has seen to it
+            self._strategies.validate(accuracy(self.evaluated, self._validation))
+        return entry
+
+    def _optimize(self, gradients: Mapping[str, Tensor]) -> tuple[float, ...]:
+        """Hand a released gradient to the optimiser. Returns the learning rates."""
         parameters = trained_parameters(self.model)
-        for name, gradient in self._transform(released).items():
+        for name, gradient in gradients.items():
             parameters[name].grad = gradient
         learning_rate = tuple(float(group["lr"]) for group in self.optimizer.param_groups)
         self._applying = True
@@ -176,16 +198,15 @@ class Session:
         self.optimizer.zero_grad(set_to_none=True)
         if self._scheduler is not None:
             self._scheduler.step()
-        self._update_state = self.plan.recipe.update.observe(self._update_state, released, parameters)
-        entry = Entry(
-            step=self.step,
-            epoch=self._context(self.step).epoch,
-            clip=self._shared("clip", tuple(release.threshold for release in released.request.sums)),
-            noise_multiplier=released.request.noise_multiplier,
-            learning_rate=self._shared("learning_rate", learning_rate),
-        )
-        self.entries.append(entry)
-        return entry
+        return learning_rate
+
+    def _steer(self, weights: Mapping[str, Tensor] | None) -> tuple[float, ...]:
+        """Set the weights, if they are to move. Returns the step size."""
+        if weights is not None:
+            with torch.no_grad():
+                for name, parameter in trained_parameters(self.model).items():
+                    parameter.copy_(weights[name])
+        return (self._strategies.learning_rate,)
 
     def _shared(self, name: str, values: tuple[float, ...]) -> tuple[float, ...]:
         """The last entry's tuple if it is equal: a long run with a constant schedule keeps one instead of thousands."""
@@ -199,8 +220,7 @@ class Session:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
-            "clip": self._clip_state,
-            "update": self._update_state,
+            **self._strategies.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -209,7 +229,7 @@ class Session:
         self.optimizer.load_state_dict(state["optimizer"])
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
-        self._clip_state, self._update_state = state["clip"], state["update"]
+        self._strategies.restore(state)
         self.entries = from_columns(state["history"])
 
     def write_checkpoint(self) -> None:
@@ -248,12 +268,9 @@ class Session:
         if isinstance(self.curator, ExactCurator) and not self.account.left:
             self.curator.close()
 
-    def _context(self, step: int) -> Context:
-        return self.plan.context(step, self._shapes)
 
-
-def _kinds(gradient: object) -> object:
-    """What a gradient must have in common with the released one to take its place; `None` if it is none."""
-    if not isinstance(gradient, Mapping) or not all(isinstance(value, Tensor) for value in gradient.values()):
-        return None
-    return {name: (value.shape, value.dtype, value.device) for name, value in gradient.items()}
+def _selected_step(released: Released) -> float | None:
+    """The step size that a selection chose; 0 if a search found none. `None` if nothing was selected."""
+    for release, index in zip(released.request.selections, released.selected, strict=True):
+        return 0.0 if index is None else release.line.step_sizes[index]
+    return None

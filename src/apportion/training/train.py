@@ -37,6 +37,7 @@ def train(
     optimizer: str | OptimizerFactory = "sgd",
     scheduler: Callable[[Optimizer], LRScheduler] | None = None,
     evaluate: Public | None = None,
+    validation: Public | None = None,
     execution: Execution | None = None,
     seed: int | None = None,
     storage: Storage | None = None,
@@ -59,6 +60,8 @@ def train(
         scheduler: makes a learning-rate scheduler for the optimiser, stepped once a step, e.g.
             `lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.999)`.
         evaluate: data declared public, on which accuracy is measured during the run; of the averaged weights, where they are kept.
+        validation: data declared public, by whose accuracy a recipe such as yu-validation chooses its noise. Not the data of
+            `evaluate`, or that accuracy would be too good.
         execution: memory and speed, which never change the guarantee.
         seed: for tests and experiments only. The run is then reproducible and *not private*.
         storage: the run folder, the ledger of the data set and how to recover from a crash; by default the run is kept in memory.
@@ -86,6 +89,8 @@ def train(
         )
     if evaluate is not None:
         accuracy(model, require_public(evaluate))  # whatever is wrong with it is wrong before anything is charged
+    if validation is not None:
+        accuracy(model, require_public(validation, "validation"))
     records = as_records(data)
     was_training = model.training
     choice = require_trainable(model, loss_fn, records, execution)
@@ -99,6 +104,7 @@ def train(
         execution=execution,
         randomness=Randomness.choose(seed),
         scheduler=None if scheduler is None else scheduler(built),
+        validation=validation,
         storage=storage,
     )
     session = open_session(setup)

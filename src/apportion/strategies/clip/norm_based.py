@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apportion.errors import InvalidArgument
-from apportion.request import NormSum, Release, Released
+from apportion.request import Noised, NormSum, Released
 from apportion.strategies.clip.adaptive import Adaptive
 from apportion.strategies.context import Context
 from apportion.validate import checked, in_open_unit, positive
@@ -59,7 +59,7 @@ class NormBased(Adaptive):
         first = self.first_thresholds(context)
         return {"thresholds": first, "previous": first}
 
-    def propose(self, state: dict[str, Any], context: Context) -> tuple[Release, ...]:
+    def propose(self, state: dict[str, Any], context: Context) -> tuple[Noised, ...]:
         sums = self.clipped_sums(context, state["thresholds"], share=1 - self.share)
         norms = (
             NormSum(self.headroom * previous, one.parameters, self.share / len(sums))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from apportion.errors import InvalidArgument
-from apportion.request import Release, Released, UnclippedCount
+from apportion.request import Noised, Released, UnclippedCount
 from apportion.strategies.clip.adaptive import Adaptive
 from apportion.strategies.context import Context
 from apportion.validate import checked, in_closed_unit, in_open_unit, one_of, positive
@@ -66,7 +66,7 @@ class Quantile(Adaptive):
     def init(self, context: Context) -> Thresholds:
         return self.first_thresholds(context)
 
-    def propose(self, state: Thresholds, context: Context) -> tuple[Release, ...]:
+    def propose(self, state: Thresholds, context: Context) -> tuple[Noised, ...]:
         counts = self._share_of_counts(context, len(state))
         sums = self.clipped_sums(context, state, share=1 - counts)
         return (*sums, *(UnclippedCount(one.threshold, one.parameters, counts / len(state)) for one in sums))

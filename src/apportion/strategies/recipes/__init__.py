@@ -12,6 +12,7 @@ from apportion.strategies.recipes.adaptive_clips import adaclip, andrew, auto_s,
 from apportion.strategies.recipes.basics import abadi, default, non_private, papernot
 from apportion.strategies.recipes.clip_schedules import lin_decay, lin_transfer, yu_clip
 from apportion.strategies.recipes.dynamic import du_dynamic, du_growing, du_sensitivity
+from apportion.strategies.recipes.feedback import adadp, dp_agd, fay_adaptive, noisy_btls, yu_validation
 from apportion.strategies.recipes.noise_schedules import (
     fay_fixed,
     hong,
@@ -30,6 +31,7 @@ _FUNCTIONS = (
     *(du_growing, du_sensitivity, du_dynamic),
     *(yu_noise_time, yu_noise_exponential, yu_noise_step, yu_noise_polynomial),
     *(zhang, hong, fay_fixed),
+    *(yu_validation, fay_adaptive, adadp, dp_agd, noisy_btls),
 )
 
 RECIPES: Mapping[str, Callable[..., Recipe]] = {
@@ -53,12 +55,15 @@ __all__ = [
     "Recipe",
     "abadi",
     "adaclip",
+    "adadp",
     "andrew",
     "auto_s",
     "default",
+    "dp_agd",
     "du_dynamic",
     "du_growing",
     "du_sensitivity",
+    "fay_adaptive",
     "fay_fixed",
     "he_equal",
     "he_global",
@@ -66,6 +71,7 @@ __all__ = [
     "lin_decay",
     "lin_transfer",
     "named",
+    "noisy_btls",
     "non_private",
     "papernot",
     "van_der_veen",
@@ -74,5 +80,6 @@ __all__ = [
     "yu_noise_polynomial",
     "yu_noise_step",
     "yu_noise_time",
+    "yu_validation",
     "zhang",
 ]

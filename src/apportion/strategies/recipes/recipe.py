@@ -13,24 +13,34 @@ from apportion.strategies.clip import Fixed, Sequence
 from apportion.strategies.context import Context
 from apportion.strategies.descriptions import build, describe
 from apportion.strategies.noise import Constant
-from apportion.strategies.roles import Clip, FeedbackNoise, NoiseSchedule, Update
+from apportion.strategies.roles import (
+    AskingUpdate,
+    Clip,
+    FeedbackNoise,
+    MultisetNoise,
+    NoiseSchedule,
+    SteeringUpdate,
+    Update,
+)
 from apportion.strategies.tempering import Temper
 from apportion.strategies.update import Plain
 
-ROLES: Mapping[str, tuple[type, str]] = {
-    "clip": (Clip, "apportion.clip.Fixed(threshold=1.0)"),
-    "noise": (NoiseSchedule, "apportion.noise.Constant()"),
-    "update": (Update, "apportion.update.Plain(average=0.99)"),
+ROLES: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "clip": ((Clip,), "apportion.clip.Fixed(threshold=1.0)"),
+    "noise": ((NoiseSchedule, FeedbackNoise), "apportion.noise.Constant()"),
+    "update": ((Update, SteeringUpdate), "apportion.update.Plain(average=0.99)"),
 }
-"""The protocol of each role, and an example of what fills it."""
+"""The protocols of each role, and an example of what fills it."""
 Adapted = Literal["budget", "clip", "rate"]
 
-Price = Literal["constant", "scheduled", "shared", "none"]
+Price = Literal["constant", "scheduled", "shared", "multiset", "filter", "none"]
 PRICES: Mapping[Price, str] = {
     "constant": "the same (q, z) at every step, declared in advance; exact composition of subsampled Gaussians",
     "scheduled": "(q, z_t) at step t, all declared in advance; exact composition of subsampled Gaussians",
     "shared": "the same (q, z) at every step, declared in advance; the statistics that move the threshold take a share of the step's "
     "own z, so they cost nothing beside it; exact composition of subsampled Gaussians",
+    "multiset": "how often each (q, z) may occur is declared in advance, their order follows released values; exact composition of all",
+    "filter": "(q, z) follows released values; a filter refuses what would exceed the declared (ε, δ), the price whatever was spent",
     "none": "nothing is protected, so nothing is paid",
 }
 """The rules by which recipes are paid for."""
@@ -79,7 +89,7 @@ class Recipe:
 
     clip: Clip | None = field(default_factory=Fixed)
     noise: NoiseSchedule | FeedbackNoise | None = None
-    update: Update = field(default_factory=Plain)
+    update: Update | SteeringUpdate = field(default_factory=Plain)
     model: Temper | None = None
     name: str = field(default="custom", compare=False)
     summary: str = field(default="", compare=False)
@@ -96,9 +106,16 @@ class Recipe:
             return
         require_role("clip", self.clip)
         validate.store(self, noise=_resolve_noise(self.clip, self.noise))
-        if isinstance(self.noise, Clip) or not isinstance(self.noise, FeedbackNoise):
-            require_role("noise", self.noise)
+        require_role("noise", self.noise)
         require_role("update", self.update)
+        if isinstance(self.update, AskingUpdate) and isinstance(self.noise, MultisetNoise):
+            raise InvalidArgument(
+                "update",
+                type(self.update).__name__,
+                f"it asks questions whose number and price follow released values, and {type(self.noise).__name__} spends declared "
+                "tokens, which no rule covers together",
+                "Use a schedule, which a filter covers with it, or another update, which a multiset covers with that noise",
+            )
 
     @property
     def private(self) -> bool:
@@ -161,8 +178,8 @@ class Recipe:
 
 def require_role(role: str, strategy: object) -> None:
     """Refuse what does not fill a role."""
-    kind, example = ROLES[role]
-    if isinstance(strategy, type) or not isinstance(strategy, kind):
+    kinds, example = ROLES[role]
+    if isinstance(strategy, type) or not isinstance(strategy, kinds):
         raise InvalidArgument(
             role,
             validate.shown(strategy),

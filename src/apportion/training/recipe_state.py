@@ -1,0 +1,127 @@
+"""The strategies of a plan and how far they have come: what they ask next, and what they make of an answer.
+
+They see requests, released values and public facts. `Session` puts a curator and an optimiser beside them; audits and plans let them run on
+made-up answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from apportion.errors import InvalidArgument
+from apportion.planning import Plan
+from apportion.request import Released, Request
+from apportion.strategies.context import Context
+from apportion.strategies.roles import AskingUpdate, AveragingUpdate, FeedbackNoise, SteeringUpdate, ValidatedNoise
+
+Tensors = Mapping[str, Tensor]
+
+
+class RecipeState:
+    """The states of clip, noise and update.
+
+    Args:
+        plan: what is executed.
+        parameters: the trained parameters by name, as they are at the beginning.
+        learning_rate: of the run; an update that sets the weights itself begins with it.
+    """
+
+    def __init__(self, plan: Plan, parameters: Tensors, learning_rate: float):
+        self.plan = plan
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        update = plan.recipe.update
+        self._noise = plan.begin_noise(self._shapes)
+        self._clip = plan.clip.init(self._context(1))
+        self._update = (
+            update.init(parameters, learning_rate) if isinstance(update, SteeringUpdate) else update.init(parameters)
+        )
+
+    @property
+    def steering(self) -> bool:
+        """Whether the update sets the weights itself."""
+        return isinstance(self.plan.recipe.update, SteeringUpdate)
+
+    def request(self, step: int) -> Request:
+        """What is asked at a step of the plan."""
+        context, update = self._context(step), self.plan.recipe.update
+        question = update.ask(self._update, context) if isinstance(update, AskingUpdate) else None
+        return self.plan.request(context, self._clip, question)
+
+    def receive(self, released: Released, parameters: Tensors) -> Tensors | None:
+        """Learn from an answer. Returns what the optimiser is given; if the update steers, the new weights, or `None` for the old ones."""
+        noise, update = self.plan.noise, self.plan.recipe.update
+        if released.request.noised:
+            self._clip = self.plan.clip.observe(self._clip, released)  # before an optimiser can work in place
+        if isinstance(noise, FeedbackNoise):
+            self._noise = noise.observe(self._noise, released)
+        if not isinstance(update, SteeringUpdate):
+            gradient = update.transform(self._update, released)
+            _require_fitting(update, gradient, released.gradient, "transform")
+            return gradient
+        values = {name: parameter.detach() for name, parameter in parameters.items()}
+        self._update, weights = update.move(self._update, released, values)
+        if weights is not None:
+            _require_fitting(update, weights, values, "move")
+        return weights
+
+    def settle(self, released: Released, parameters: Tensors) -> None:
+        """Learn from the weights to which an answer led."""
+        update = self.plan.recipe.update
+        if not isinstance(update, SteeringUpdate):
+            self._update = update.observe(self._update, released, parameters)
+
+    def wants_validation(self, step: int) -> bool:
+        """Whether the noise asks how accurate the model is on public data after this step."""
+        noise = self.plan.noise
+        return isinstance(noise, ValidatedNoise) and noise.is_due(self._noise, self._context(step))
+
+    def validate(self, accuracy: float) -> None:
+        """Answer it."""
+        noise = self.plan.noise
+        assert isinstance(noise, ValidatedNoise)
+        self._noise = noise.validate(self._noise, accuracy)
+
+    @property
+    def learning_rate(self) -> float:
+        """The step size of an update that steers."""
+        update = self.plan.recipe.update
+        assert isinstance(update, SteeringUpdate)
+        return float(update.learning_rate(self._update))
+
+    @property
+    def averaged(self) -> Tensors | None:
+        """The averaged weights, where the update keeps them."""
+        update = self.plan.recipe.update
+        return update.averaged(self._update) if isinstance(update, AveragingUpdate) else None
+
+    def state(self) -> dict[str, Any]:
+        """All that moves."""
+        return {"clip": self._clip, "noise": self._noise, "update": self._update}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put back what `state` returned."""
+        self._clip, self._update = state["clip"], state["update"]
+        self._noise = state.get("noise")  # older checkpoints, of schedules, have none
+
+    def _context(self, step: int) -> Context:
+        return self.plan.context(step, self._shapes, self._noise)
+
+
+def _require_fitting(update: object, found: object, expected: object, method: str) -> None:
+    if _kinds(found) != _kinds(expected):
+        raise InvalidArgument(
+            "update",
+            type(update).__name__,
+            f"what it returns from {method} does not have the names and shapes of the parameters, or another type",
+            f"Return one tensor for each parameter from {method}",
+        )
+
+
+def _kinds(tensors: object) -> object:
+    """What tensors must have in common with the parameters to take their place; `None` if they are none."""
+    if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        return None
+    return {name: (value.shape, value.dtype, value.device) for name, value in tensors.items()}
