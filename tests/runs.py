@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import apportion as ap
 from apportion.audit import replay as replay_audit
+from apportion.curator import mechanisms
 from apportion.planning import Plan, plan_steps
 from apportion.sampling import Sampling
 
@@ -15,6 +16,15 @@ class Recovery:
     mode: str = "fresh"
     spare: int | None = None
     every: int | None = None
+
+
+class Gaussian:
+    """Mechanisms whose Gaussian is another function; selections are made as ever."""
+
+    noisy_argmin, above_threshold = staticmethod(mechanisms.noisy_argmin), staticmethod(mechanisms.above_threshold)
+
+    def __init__(self, function):
+        self.add_gaussian_noise = function
 
 
 def recipe(clip=None, noise=None, update=None):

@@ -24,6 +24,7 @@ from apportion.training.loop import take_steps
 from apportion.training.opening import open_session
 from apportion.training.optimizers import build_optimizer
 from apportion.training.session import Setup
+from runs import recipe as recipe_of
 
 LOSS = nn.CrossEntropyLoss()
 STEPS = 4
@@ -49,17 +50,31 @@ NOISES = {
     "linear": ap.noise.LinearDecay(),
     "influence": ap.noise.InfluenceWeighted(),
     "privacy-utility": ap.noise.PrivacyUtility(),
+    "adaptive privacy-utility": ap.noise.AdaptivePrivacyUtility(),
+    "validation": ap.noise.Validation(counts=(2, 1)),
 }
 OWNS_BOTH = ap.clip.FixedDeviation(start=0.5, ramp_steps=3)
 
 
-def a_session(model, records, clip, noise=None, *, mode="vmap", micro_batch=7, closed=True):
+UPDATES = {"adadp": ap.update.AdaDP(), "dp-agd": ap.update.DPAGD(), "noisy-btls": ap.update.NoisyBTLS()}
+PROTOCOLS = {
+    "FeedbackNoise",
+    "MultisetNoise",
+    "NoiseSchedule",
+    "ValidatedNoise",
+    "AskingUpdate",
+    "SteeringUpdate",
+    "Update",
+}
+
+
+def a_session(model, records, clip, noise=None, update=None, *, mode="vmap", micro_batch=7, closed=True):
     setup = Setup(
         model=model,
-        optimizer=build_optimizer(model, "momentum", 0.1),
+        optimizer=build_optimizer(model, "momentum" if update is None else "sgd", 0.1),
         records=as_records(records),
         plan=ap.plan(
-            ap.Recipe(clip=clip, noise=noise),
+            recipe_of(clip, noise, update),
             budget=ap.Budget(epsilon=8.0, delta=1e-5, unit=ap.Record()),
             population=40,
             sample_rate=0.5,
@@ -68,6 +83,7 @@ def a_session(model, records, clip, noise=None, *, mode="vmap", micro_batch=7, c
         choice=EngineChoice(mode),
         execution=Execution(micro_batch),
         randomness=Randomness.seeded(0),
+        validation=ap.Public(records),
     )
     return open_session(sealed(setup) if closed else setup)
 
@@ -77,10 +93,15 @@ def a_session(model, records, clip, noise=None, *, mode="vmap", micro_batch=7, c
 def test_every_recipe_runs_without_raw_values(model, records, recipe, mode):
     """And gives the same weights as with an ordinary curator: the seals change nothing but who may look."""
     chosen, other = named(recipe), copy.deepcopy(model)
-    session = a_session(model, records, chosen.clip, chosen.noise, mode=mode)
+    roles = (
+        chosen.clip,
+        ap.noise.Validation(counts=(2, 1)) if recipe == "yu-validation" else chosen.noise,
+        chosen.update,
+    )
+    session = a_session(model, records, *roles, mode=mode)
     take_steps(session, LOSS)
-    assert session.step == STEPS
-    take_steps(a_session(other, records, chosen.clip, chosen.noise, mode=mode, closed=False), LOSS)
+    assert session.step == session.plan.steps
+    take_steps(a_session(other, records, *roles, mode=mode, closed=False), LOSS)
     for one, another in zip(model.parameters(), other.parameters(), strict=True):
         assert type(one.data) is torch.Tensor
         assert torch.equal(one, another)
@@ -91,7 +112,15 @@ def test_every_recipe_runs_without_raw_values(model, records, recipe, mode):
 def test_every_strategy_runs_without_raw_values(model, records, clip, noise):
     session = a_session(model, records, CLIPS[clip], NOISES[noise])
     take_steps(session, LOSS)
-    assert session.step == STEPS
+    assert session.step == session.plan.steps or session.plan.filtered
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("clip", CLIPS)
+def test_every_update_runs_without_raw_values(model, records, clip, update):
+    session = a_session(model, records, CLIPS[clip], update=UPDATES[update])
+    take_steps(session, LOSS)
+    assert session.step > 0
 
 
 def test_a_strategy_of_both_roles_runs_without_raw_values(model, records):
@@ -103,8 +132,10 @@ def test_a_strategy_of_both_roles_runs_without_raw_values(model, records):
 def test_every_built_in_strategy_is_here():
     built_in = {getattr(ap.clip, name) for name in ap.clip.__all__} - {ap.clip.Clip}
     assert built_in == {type(strategy) for strategy in (*CLIPS.values(), OWNS_BOTH)}
-    built_in = {getattr(ap.noise, name) for name in ap.noise.__all__} - {ap.noise.NoiseSchedule}
+    built_in = {getattr(ap.noise, name) for name in ap.noise.__all__ if name not in PROTOCOLS}
     assert built_in == {type(strategy) for strategy in NOISES.values()}
+    built_in = {getattr(ap.update, name) for name in ap.update.__all__ if name not in PROTOCOLS}
+    assert built_in == {type(strategy) for strategy in UPDATES.values()} | {ap.update.Plain}
 
 
 @dataclass(frozen=True)
@@ -120,6 +151,8 @@ class Nosy:
         return (ClippedSum(1.0),)
 
     def observe(self, state, released):
+        if not any(value.any() for value in released.gradient.values()):
+            return  # rehearsed: nothing has been read yet
         for tensor in self.look():
             try:
                 float(tensor.sum())
@@ -261,6 +294,8 @@ def test_inside_what_is_computed_stays_sealed():
 def test_only_noise_opens_a_seal():
     total = seal(torch.zeros(1000, dtype=torch.float64))
     with inside():
-        noisy = sealed_module.declassifying_gaussian(total, 2.0, Randomness.seeded(0).next_draw().noise, 1.0)
+        noisy = sealed_module.DeclassifyingMechanisms().add_gaussian_noise(
+            total, 2.0, Randomness.seeded(0).next_draw().noise, 1.0
+        )
     assert type(noisy) is torch.Tensor
     assert 1.8 < float(noisy.std()) < 2.2

@@ -23,6 +23,7 @@ from apportion.curator.records import as_records
 from apportion.execution import Execution
 from apportion.request import ClippedSum, Request
 from items import Items
+from runs import Gaussian
 
 
 class OwnKind(BaseException):
@@ -62,7 +63,7 @@ def asked(model, data, books, loss=cross_entropy, *, mode="loop", workers=0):
         books,
         Randomness.seeded(0),
         execution,
-        mechanism=lambda total, deviation, noise, divisor: total,
+        mechanisms=Gaussian(lambda total, deviation, noise, divisor: total),
     )
     try:
         released = curator.answer(Request(1.0, 1.0, 1.0, (ClippedSum(0.3),)), loss)

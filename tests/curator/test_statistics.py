@@ -16,7 +16,7 @@ from scipy import stats
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from apportion.curator import clipping
+from apportion.curator import clipping, mechanisms
 from apportion.curator.clipping import as_gradients, clip_and_sum
 from apportion.curator.curator import Curator
 from apportion.curator.gradients import layer_use
@@ -28,6 +28,7 @@ from apportion.curator.tree import map_tensors
 from apportion.errors import BudgetExhausted, InvalidArgument
 from apportion.execution import Execution
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Event, Frame, NormSum, Request, UnclippedCount
+from runs import Gaussian
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from zoo import ZOO
@@ -49,7 +50,7 @@ def curator(model, data, books, *, mode="one-pass", mechanism=None, micro_batch=
         books,
         Randomness.seeded(seed),
         Execution(micro_batch=micro_batch),
-        mechanism,
+        mechanisms if mechanism is None else Gaussian(mechanism),
     )
 
 

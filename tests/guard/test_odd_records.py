@@ -18,6 +18,7 @@ from apportion.execution import MAX_MICRO_BATCH
 from apportion.models.engine_choice import choose_engine
 from apportion.request import ClippedSum, Frame, Request
 from items import Items
+from runs import Gaussian
 
 
 def exact(total, deviation, noise, divisor):
@@ -28,7 +29,7 @@ def answer(model, data, books, loss=cross_entropy, *, mode="one-pass", releases=
     """The clipped sum itself: the noise is left out and every record is drawn."""
     execution = ap.Execution(micro_batch=micro_batch)
     curator = Curator(
-        as_records(data), build_engine(model, mode), books, Randomness.seeded(0), execution, mechanism=exact
+        as_records(data), build_engine(model, mode), books, Randomness.seeded(0), execution, mechanisms=Gaussian(exact)
     )
     released = curator.answer(Request(1.0, 1.0, 1.0, tuple(releases or [ClippedSum(1.0)])), loss)
     return torch.cat([part.flatten().double() for part in released.gradient.values()])

@@ -20,6 +20,7 @@ from apportion.models.vetting import VettedEngine
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Frame, Request
 from apportion.training.opening import require_trainable
 from items import Items
+from runs import Gaussian
 
 BOUND = 1 + FLOAT32_HEADROOM
 
@@ -41,7 +42,7 @@ def total(model, data, books, *, engine="auto", loss=product, release=None, micr
         return exact
 
     execution = ap.Execution(micro_batch=micro_batch)
-    curator = Curator(records, own, books, Randomness.seeded(0), execution, mechanism=noiseless)
+    curator = Curator(records, own, books, Randomness.seeded(0), execution, mechanisms=Gaussian(noiseless))
     curator.answer(Request(1.0, 1.0, 1.0, (release or ClippedSum(1.0),)), loss)
     return torch.cat(sums)
 

@@ -28,6 +28,7 @@ from apportion.models.vetting import VettedEngine
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Request
 from apportion.training.opening import require_trainable
 from items import Items
+from runs import Gaussian
 from strangers import STRANGERS
 from strangers.stranger import APART
 
@@ -141,7 +142,7 @@ class Case:
                 ap.Execution(micro_batch=micro_batch), self.model, choice, records.example[0], float(len(items))
             )
             engine = VettedEngine(self.model, choice, records.example[0])
-            curator = Curator(records, engine, Books(), Randomness.seeded(0), execution, mechanism=noiseless)
+            curator = Curator(records, engine, Books(), Randomness.seeded(0), execution, mechanisms=Gaussian(noiseless))
             curator.answer(Request(1.0, 1.0, 1.0, (ClippedSum(self.threshold),)), self.stranger.loss)
         return torch.cat(sums)
 

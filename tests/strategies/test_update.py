@@ -15,10 +15,11 @@ from apportion.training.evaluation import accuracy
 
 
 class Logged(ap.clip.Decay):
-    """A clip that writes down what was released, as any strategy may."""
+    """A clip that writes down what was released, as any strategy may; not the zeros with which a run is rehearsed."""
 
     def observe(self, state, released):
-        self.log.append(released)
+        if any(value.any() for value in released.gradient.values()):
+            self.log.append(released)
 
 
 def logged_clip(**options):

@@ -58,13 +58,15 @@ class RecipeState:
         if isinstance(noise, FeedbackNoise):
             self._noise = noise.observe(self._noise, released)
         if not isinstance(update, SteeringUpdate):
+            expected = _kinds(released.gradient)  # before it is handed on
             gradient = update.transform(self._update, released)
-            _require_fitting(update, gradient, released.gradient, "transform")
+            _require_fitting(update, gradient, expected, "transform")
             return gradient
         values = {name: parameter.detach() for name, parameter in parameters.items()}
+        expected = _kinds(values)
         self._update, weights = update.move(self._update, released, values)
         if weights is not None:
-            _require_fitting(update, weights, values, "move")
+            _require_fitting(update, weights, expected, "move")
         return weights
 
     def settle(self, released: Released, parameters: Tensors) -> None:
@@ -111,7 +113,7 @@ class RecipeState:
 
 
 def _require_fitting(update: object, found: object, expected: object, method: str) -> None:
-    if _kinds(found) != _kinds(expected):
+    if _kinds(found) != expected:
         raise InvalidArgument(
             "update",
             type(update).__name__,
