@@ -51,6 +51,10 @@ ROWS = 6
 """Of a printed plan."""
 POINTS = 40
 """At how many steps the budget spent so far is priced for a drawing."""
+_PROMISES = {
+    True: "it is promised whatever is spent; the multipliers are those of a reference run that just fits",
+    False: "it covers these multipliers in any order that released values suggest",
+}
 _RELATIVE = ("the multiplier of a step is in proportion to it", "Return a positive number from relative(context)")
 _SAME_PRICE, _SAME_SHAPE = 1e-6, 1e-9  # relative; rounding of another machine is far below
 
@@ -158,7 +162,7 @@ class Plan:
         if self.filtered:
             return choose_filter(self.recipe, self.budget, self.sampling.sample_rate, self.multipliers)
         if isinstance(self.noise, MultisetNoise):
-            return Multiset(count_events(self.tokens), self.budget)
+            return Multiset(count_events(self.tokens), self.budget, self.steps)
         return FixedPlan(self.tokens, self.spare)
 
     def context(self, step: int, parameter_shapes: Mapping[str, tuple[int, ...]], noise_state: Any = None) -> Context:
@@ -204,7 +208,10 @@ class Plan:
         return [self.request(context, state).sums[0].threshold for context in contexts]
 
     def spending(self, points: int = POINTS) -> list[tuple[int, float]]:
-        """(step, ε of the steps so far) at evenly spaced steps."""
+        """(step, ε of the steps so far) at evenly spaced steps; the whole price from the first one, if prices follow released values."""
+        if self.rule().adaptive:
+            every = max(1, self.steps // points)
+            return [(step, self.epsilon) for step in sorted({1, *range(every, self.steps, every), self.steps})]
         running = RunningPrice(count_events(self.tokens), self.budget.delta)
         every = max(1, self.steps // points)
         spent = []
@@ -220,13 +227,14 @@ class Plan:
         shortened = f" of {sampling.steps:,} asked for" if self.steps < sampling.steps else ""
         lines = [
             f"{self.recipe.name}: ε = {self.epsilon:.4f} of {budget.epsilon:g}, δ = {budget.delta:g}, unit: one {budget.unit.name}",
+            *([f"rule: {self.rule().name}; {_PROMISES[self.filtered]}"] if self.rule().adaptive else []),
             f"{self.steps:,} steps{shortened}, {self.spare:,} spare; q = {sampling.sample_rate:.4g}, "
             f"{sampling.expected_batch_size:g} of {sampling.population:,} expected in a batch",
             f"{'step':>9}{'epoch':>8}{'noise z':>10}{'clip C':>10}{'ε so far':>10}",
         ]
         thresholds = self.thresholds()
         for step, spent in self.spending(ROWS):
-            epoch = self.context(step, {}).epoch
+            epoch = self._context(step, self.multipliers[step - 1], {}).epoch
             lines.append(
                 f"{step:>9,}{epoch:>8,}{self.multipliers[step - 1]:>10.4g}{thresholds[step - 1]:>10.4g}{spent:>10.4f}"
             )

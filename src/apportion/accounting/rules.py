@@ -177,6 +177,11 @@ class Multiset:
     *Why it is valid.* By induction on the number of tokens: the first one is chosen before anything was released; whatever its answer,
     the rest costs at most H(S∖t); so the whole costs at most H(t × S∖t) = H(S), which is the same for every choice of t; and not
     spending tokens costs less. A token may be spent on an event that it covers (rate no larger and multiplier no smaller).
+
+    Args:
+        tokens: how often each event may be spent.
+        budget: what they may cost together.
+        steps: how many steps a run has, if tokens are left for steps that are taken again after a crash.
     """
 
     name = terms = "multiset of declared tokens, in any order"
@@ -186,7 +191,7 @@ class Multiset:
     )
     adaptive = True
 
-    def __init__(self, tokens: Mapping[Event, int], budget: Budget):
+    def __init__(self, tokens: Mapping[Event, int], budget: Budget, steps: int | None = None):
         require_budget("budget", budget)
         given: object = tokens
         if not isinstance(given, Mapping):
@@ -203,12 +208,12 @@ class Multiset:
                 "tokens", sum(counts.values()), f"{LARGEST_MULTISET:,} tokens are the most", "Declare fewer"
             )
         self.declared = tuple(Counter(counts).elements())
-        self.steps = len(self.declared)
+        self.steps = len(self.declared) if steps is None else steps
         price = self.epsilon(budget.delta)
         if price > budget.epsilon:
             raise InvalidArgument(
                 "tokens",
-                f"{self.steps} tokens",
+                f"{len(self.declared)} tokens",
                 f"together they cost {price:.4g}, more than epsilon={budget.epsilon:g}",
                 "Declare fewer tokens, or more noise",
             )
@@ -216,7 +221,7 @@ class Multiset:
 
     def reset(self) -> None:
         self._free: dict[Event, list[int]] = {}
-        for number in range(self.steps, 0, -1):
+        for number in range(len(self.declared), 0, -1):
             self._free.setdefault(self.declared[number - 1], []).append(number)
 
     @property

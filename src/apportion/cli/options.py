@@ -80,11 +80,12 @@ SETTINGS = ("data", "model", "activation", *BUDGET, *SAMPLING, "lr", "optimizer"
 """What an experiment may say, by the names of the options."""
 
 
-def default_spare(steps: int) -> int:
-    """Spare steps of a run of `steps`: a hundredth of it, which is enough for one crash between two checkpoints."""
+def default_spare(recipe: Recipe, steps: int) -> int:
+    """Spare steps of a run of `steps`: a hundredth of it, which is enough for one crash between two checkpoints. A filter has none."""
+    from apportion.planning import needs_filter
     from apportion.training.storage import CHECKPOINTS
 
-    return steps // CHECKPOINTS
+    return 0 if needs_filter(recipe) else steps // CHECKPOINTS
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import typer
 from apportion.cli import options
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from apportion.planning import Plan
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -76,8 +78,10 @@ def plan(
     wanted.check()
     budget = wanted.budget()
     sampling = wanted.sampling()
-    spares = options.default_spare(sampling.steps if out is not None else 0) if spare is None else spare
-    planned = [plan_recipe(choice.recipe(), budget, sampling, calibrate, spares) for choice in wanted.recipe]
+    planned = []
+    for chosen in (choice.recipe() for choice in wanted.recipe):
+        spares = options.default_spare(chosen, sampling.steps if out is not None else 0) if spare is None else spare
+        planned.append(plan_recipe(chosen, budget, sampling, calibrate, spares))
     if out is not None:
         _write(planned, out)
     plans = [plan_facts(one, target_epsilon=budget.epsilon, calibration=calibrate) for one in planned]
@@ -117,10 +121,27 @@ def _show(plan: dict[str, Any]) -> None:
     spent = [price for _, price in plan["spent"]]
     for name, series in (("ε spent", spent), ("noise", plan["noise_multiplier"]), ("clip", plan["clip"])):
         console.print(f"  {name:<8} {sparkline(series)}  {series[0]:.4g} → {series[-1]:.4g}")
+    if plan["course"] is not None:
+        _show_course(plan, console)
+        return
     claims = ", ".join(
         f"{name} {'refuses' if value is None else f'{value:.4g}'}" for name, value in plan["claims"].items()
     )
     console.print(f"  [dim]claims: {claims}[/dim]\n", soft_wrap=True)
+
+
+def _show_course(plan: dict[str, Any], console: Console) -> None:
+    """What is known in advance of prices that follow released values: the promise; and what may happen, on made-up answers."""
+    course = plan["course"]
+    console.print(f"  [dim]rule: {plan['rule']}; ε is promised whatever is spent[/dim]", soft_wrap=True)
+    console.print(f"  a typical course, on made-up answers: {len(course):,} draws of at most {plan['steps']:,}")
+    for question in dict.fromkeys(step["question"] for step in course):
+        key, name = ("noise_multiplier", "z") if question == "gradient" else ("epsilon", "ε₀")
+        series = [step[key] for step in course if step["question"] == question]
+        console.print(
+            f"  {question:<12}{len(series):>6,} draws  {sparkline(series)}  {name} {series[0]:.4g} → {series[-1]:.4g}"
+        )
+    console.print()
 
 
 def sparkline(series: list[float]) -> str:

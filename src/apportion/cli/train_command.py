@@ -157,7 +157,7 @@ def _from_options(said: dict[str, Any], spare: int | None) -> tuple[Experiment, 
     recipe, sampling = described.recipe[0].recipe(), described.sampling()
     if not recipe.private:
         return described, None
-    spares = options.default_spare(sampling.steps) if spare is None else spare
+    spares = options.default_spare(recipe, sampling.steps) if spare is None else spare
     return described, plan_steps(recipe, described.budget(), sampling, spares)
 
 

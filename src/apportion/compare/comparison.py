@@ -13,10 +13,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.utils.data import Subset
 
+from apportion.budget import Public
 from apportion.compare.baseline import train_without_privacy
 from apportion.compare.experiment import Experiment, RecipeChoice
 from apportion.compare.resolve import Subject, resolve
+from apportion.curator.tree import map_tensors
 from apportion.errors import InvalidArgument
 from apportion.execution import Execution
 from apportion.models.temper import temper
@@ -28,6 +31,7 @@ from apportion.sampling import Sampling
 from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
 from apportion.strategies.recipes import Recipe
+from apportion.strategies.roles import ValidatedNoise
 from apportion.training.history import Entry
 from apportion.training.optimizers import OptimizerFactory, with_momentum
 from apportion.training.progress import progress_bar
@@ -170,6 +174,10 @@ def _train_privately(
     probe: Callable[[nn.Module], float] | None,
 ) -> RunResult:
     known, probed = setup.result, {}
+    validated = isinstance(plan.noise, ValidatedNoise)
+    validation, test = None, setup.subject.test
+    if validated and test is not None:
+        validation, test = split_public(test)
     with progress_bar(known.recipe, plan.steps, plan.budget.epsilon, enabled=progress) as show:
 
         def look(entry: Entry) -> None:
@@ -185,7 +193,8 @@ def _train_privately(
             lr=setup.lr,
             optimizer=setup.optimizer,
             scheduler=scheduler,
-            evaluate=setup.subject.test,
+            evaluate=test,
+            validation=validation,
             execution=setup.execution,
             seed=known.seed,
             storage=storage,
@@ -195,7 +204,18 @@ def _train_privately(
     found = describe_run(run.statement(), run.configuration(), history)
     strategies = {role: found.details[role] for role in ("clip", "noise", "update")}
     details = {**known.details, **strategies}
+    if validated:
+        details["validation"] = "every second record of the test data, which is not used for the accuracy"
     return replace(found, recipe=known.recipe, data=known.data, model=known.model, seed=known.seed, details=details)
+
+
+def split_public(public: Public) -> tuple[Public, Public]:
+    """Every second record, for a recipe that chooses by accuracy on public data; and the others, to see how accurate it really is."""
+    if isinstance(public.data, tuple):
+        parts = [map_tensors(lambda tensor, start=start: tensor[start::2], public.data) for start in (0, 1)]
+    else:
+        parts = [Subset(public.data, range(start, len(public.data), 2)) for start in (0, 1)]
+    return Public(parts[0]), Public(parts[1])
 
 
 def _scheduler(clip: ClipSchedule | None, sampling: Sampling) -> Callable[[Optimizer], LRScheduler] | None:

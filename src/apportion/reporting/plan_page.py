@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from apportion.budget import Budget
 from apportion.planning import Plan, plan_steps
 from apportion.sampling import Sampling
 from apportion.strategies.recipes import Recipe
+from apportion.training.typical_course import typical_course
 
 CALIBRATIONS: dict[str, type[Accountant]] = {"pld": PrivacyLossAccountant, "clt": CentralLimitAccountant}
 
@@ -33,7 +34,8 @@ def plan_recipe(recipe: Recipe, budget: Budget, sampling: Sampling, calibration:
 
 def plan_facts(plan: Plan, *, target_epsilon: float, calibration: str = "pld") -> dict[str, Any]:
     """What `apportion plan --json` prints: the plan with its course, and what each accountant would claim for it."""
-    claims = compare_accountants(count_events(plan.tokens), plan.budget.delta)
+    claims = [] if plan.filtered else compare_accountants(count_events(plan.tokens), plan.budget.delta)
+    rule = plan.rule()
     return {
         "recipe": plan.recipe.name,
         "epsilon": plan.epsilon,
@@ -48,6 +50,8 @@ def plan_facts(plan: Plan, *, target_epsilon: float, calibration: str = "pld") -
         "noise_multiplier": list(plan.multipliers),
         "clip": plan.thresholds(),
         "spent": plan.spending(),
+        "rule": rule.name,
+        "course": [asdict(step) for step in typical_course(plan)] if rule.adaptive else None,
         "claims": {claim.name: claim.epsilon for claim in claims},
         "not_upper_bounds": [claim.name for claim in claims if not claim.upper_bound],
     }

@@ -93,6 +93,7 @@ class RunResult:
         recipe: what the run is called wherever it is shown.
         epsilon: the guarantee: the price of the whole plan, with the spare steps.
         epsilon_spent: the price of the steps that were taken, where it is kept apart.
+        steps, draws: updates of the weights, and questions that were asked of the records for them.
         target_epsilon: the budget that was asked for.
         private: False if a seed made the noise predictable; ε is then what the same run would spend with secret noise.
         experiment: what makes runs comparable, where a person said so; `control_of` names the recipe that this one is a control of, and
@@ -114,6 +115,7 @@ class RunResult:
     statement: str | None = _read_by(_as_text)
     test_accuracy: float | None = _read_by(as_share)
     steps: int | None = _read_by(_as_whole)
+    draws: int | None = _read_by(_as_whole)
     seconds: float | None = _read_by(as_number)
     population: int | None = _read_by(_as_whole)
     sample_rate: float | None = _read_by(as_number)

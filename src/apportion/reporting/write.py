@@ -93,6 +93,7 @@ def describe_run(
         "recipe": recipe["name"],
         "update": recipe["update"],
         "steps": statement["steps_taken"],
+        "draws": statement["draws_charged"],
         "statement": in_words(dict(statement)),
         "history": history,
     }

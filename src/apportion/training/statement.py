@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from apportion.accounting.ledger import Ledger
 from apportion.curator.randomness import KEY_STREAM
 from apportion.strategies.descriptions import describe
+from apportion.strategies.roles import SteeringUpdate
 from apportion.training.versions import package_versions
 
 if TYPE_CHECKING:
@@ -42,8 +43,9 @@ OWN_LOOP = (
 
 def statement(session: Session) -> dict[str, Any]:
     """The statement as data (privacy.json)."""
-    plan, budget = session.plan, session.plan.budget
+    plan, budget, update = session.plan, session.plan.budget, session.plan.recipe.update
     session.account.reload()
+    draws = update.draws if isinstance(update, SteeringUpdate) else 1
     return {
         "private": session.randomness.private,
         "why_not_private": None
@@ -56,13 +58,14 @@ def statement(session: Session) -> dict[str, Any]:
         "unit": budget.unit.name,
         "neighbours": budget.unit.neighbours,
         "accountant": plan.accountant,
+        "rule": session.account.rule.name,
         "validity": session.account.rule.validity,
         "sampling": "Poisson: in every step each record joins with probability sample_rate, independently of all others",
         "sample_rate": plan.sampling.sample_rate,
         "population": plan.sampling.population,
         "expected_batch_size": plan.sampling.expected_batch_size,
-        "steps_planned": plan.steps,
-        "steps_taken": len(session.entries),
+        "steps_planned": plan.steps // draws,
+        "steps_taken": len(session.entries) // draws,
         "draws_charged": session.account.spent,
         "spare_draws_declared": plan.spare,
         "clip": describe(plan.clip),
@@ -108,7 +111,7 @@ def in_words(facts: dict[str, Any]) -> str:
     text = (
         f"Whatever is computed from the released model, the probability of any result changes by at most a factor "
         f"e^{_rounded_up(facts['epsilon'])}, about {factor:.3g} (plus δ = {facts['delta']:g}), when one {facts['unit']} is added to the "
-        f"training data or removed from it. This held for all {facts['steps_taken']} steps taken, each on a fresh Poisson batch "
+        f"training data or removed from it. This held for all {facts['steps_taken']} steps taken, each draw on a fresh Poisson batch "
         f"with sampling rate {facts['sample_rate']:.4g}."
     )
     if not facts["private"]:
@@ -134,6 +137,7 @@ def as_markdown(facts: dict[str, Any]) -> str:
         "unit of privacy": facts["unit"],
         "neighbouring data sets": facts["neighbours"],
         "accountant": facts["accountant"],
+        "rule": facts.get("rule", "plan fixed in advance"),
         "why the sum is valid": facts["validity"],
         "sampling": f"{facts['sampling']}; sample_rate = {facts['sample_rate']:.6g}",
         "declared population": facts["population"],
