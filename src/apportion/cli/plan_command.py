@@ -118,12 +118,12 @@ def _show(plan: dict[str, Any]) -> None:
         f"{plan['steps']:,} steps with q = {plan['sample_rate']:.4g}",
         soft_wrap=True,
     )
-    spent = [price for _, price in plan["spent"]]
-    for name, series in (("ε spent", spent), ("noise", plan["noise_multiplier"]), ("clip", plan["clip"])):
-        console.print(f"  {name:<8} {sparkline(series)}  {series[0]:.4g} → {series[-1]:.4g}")
     if plan["course"] is not None:
         _show_course(plan, console)
         return
+    spent = [price for _, price in plan["spent"]]
+    for name, series in (("ε spent", spent), ("noise", plan["noise_multiplier"]), ("clip", plan["clip"])):
+        console.print(f"  {name:<8} {sparkline(series)}  {series[0]:.4g} → {series[-1]:.4g}")
     claims = ", ".join(
         f"{name} {'refuses' if value is None else f'{value:.4g}'}" for name, value in plan["claims"].items()
     )
@@ -134,13 +134,13 @@ def _show_course(plan: dict[str, Any], console: Console) -> None:
     """What is known in advance of prices that follow released values: the promise; and what may happen, on made-up answers."""
     course = plan["course"]
     console.print(f"  [dim]rule: {plan['rule']}; ε is promised whatever is spent[/dim]", soft_wrap=True)
-    console.print(f"  a typical course, on made-up answers: {len(course):,} draws of at most {plan['steps']:,}")
+    console.print(f"  clip         {sparkline(plan['clip'])}  {plan['clip'][0]:.4g} → {plan['clip'][-1]:.4g}")
+    console.print(f"  A typical course, on made-up answers: {len(course):,} draws of at most {plan['steps']:,}")
     for question in dict.fromkeys(step["question"] for step in course):
         key, name = ("noise_multiplier", "z") if question == "gradient" else ("epsilon", "ε₀")
         series = [step[key] for step in course if step["question"] == question]
-        console.print(
-            f"  {question:<12}{len(series):>6,} draws  {sparkline(series)}  {name} {series[0]:.4g} → {series[-1]:.4g}"
-        )
+        ends = f"{name} {series[0]:.4g} → {series[-1]:.4g}, {len(series):,} draws"
+        console.print(f"  {question:<12} {sparkline(series)}  {ends}", soft_wrap=True)
     console.print()
 
 
