@@ -15,7 +15,6 @@ from torch.nn.functional import cross_entropy
 import apportion as ap
 from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.accounting.rules import FixedPlan
-from apportion.planning import needs_filter
 from apportion.strategies.recipes import READY, named
 
 BUDGET = ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.Record())
@@ -122,7 +121,7 @@ def test_printed_it_is_a_table_and_in_a_notebook_a_drawing(dynamic):
 
 @pytest.mark.parametrize("recipe", PRIVATE)
 def test_every_plan_survives_a_file(recipe):
-    plan = planned(recipe, spare=0 if needs_filter(ap.recipes.named(recipe)) else 2)
+    plan = planned(recipe, spare=0 if ap.recipes.named(recipe).needs_filter else 2)
     read = ap.Plan.from_json(plan.to_json())
     assert read == plan
     assert read.to_json() == plan.to_json()

@@ -135,7 +135,7 @@ class Plan:
     @property
     def filtered(self) -> bool:
         """Whether a filter decides, event by event, what is paid for, instead of tokens that are declared in advance."""
-        return needs_filter(self.recipe)
+        return self.recipe.needs_filter
 
     @cached_property
     def tokens(self) -> tuple[Event, ...]:
@@ -361,7 +361,7 @@ def plan_steps(
     budget.warn_if_weak(sampling.population)
     noise = _require_noise(recipe)
     shape, rate = _shape(recipe, sampling), sampling.sample_rate
-    if needs_filter(recipe):
+    if recipe.needs_filter:
         return _plan_filter(recipe, budget, sampling, shape)
     accountant, spares = accountant or PrivacyLossAccountant(), [min(shape)] * spare
     if noise.multiplier is None:
@@ -411,19 +411,13 @@ def require_plan(value: object) -> Plan:
 
 def _require_spare(spare: int, recipe: Recipe) -> int:
     spare = validate.whole("spare", spare, "it is a number of steps", "Use 0 to have none", least=0)
-    if spare and needs_filter(recipe):
+    if spare and recipe.needs_filter:
         raise InvalidArgument(
             "spare", spare, "a filter pays for every draw as it comes, also for one that is taken again", "Leave it out"
         )
     if spare > MOST_STEPS:
         raise InvalidArgument("spare", spare, f"{MOST_STEPS:,} are the most", "Use a few hundred")
     return spare
-
-
-def needs_filter(recipe: Recipe) -> bool:
-    """Whether what a step costs, or how many there are, follows released values in a way that no declared tokens cover."""
-    feedback = isinstance(recipe.noise, FeedbackNoise) and not isinstance(recipe.noise, MultisetNoise)
-    return feedback or isinstance(recipe.update, AskingUpdate)
 
 
 def choose_filter(recipe: Recipe, budget: Budget, sample_rate: float, multipliers: Sequence[float]) -> Rule:

@@ -82,10 +82,9 @@ SETTINGS = ("data", "model", "activation", *BUDGET, *SAMPLING, "lr", "optimizer"
 
 def default_spare(recipe: Recipe, steps: int) -> int:
     """Spare steps of a run of `steps`: a hundredth of it, which is enough for one crash between two checkpoints. A filter has none."""
-    from apportion.planning import needs_filter
     from apportion.training.storage import CHECKPOINTS
 
-    return 0 if needs_filter(recipe) else steps // CHECKPOINTS
+    return 0 if recipe.needs_filter else steps // CHECKPOINTS
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:

@@ -97,6 +97,30 @@ BIBTEX: Mapping[str, str] = {
   journal = {Transactions on Machine Learning Research},
   year    = {2023}
 }""",
+    "koskela2020": """@inproceedings{koskela2020,
+  author    = {Koskela, Antti and Honkela, Antti},
+  title     = {Learning Rate Adaptation for Differentially Private Learning},
+  booktitle = {International Conference on Artificial Intelligence and Statistics},
+  year      = {2020}
+}""",
+    "lee2018": """@inproceedings{lee2018,
+  author    = {Lee, Jaewoo and Kifer, Daniel},
+  title     = {Concentrated Differentially Private Gradient Descent with Adaptive per-Iteration Privacy Budget},
+  booktitle = {ACM SIGKDD International Conference on Knowledge Discovery and Data Mining},
+  year      = {2018}
+}""",
+    "chen2020": """@inproceedings{chen2020,
+  author    = {Chen, Chen and Lee, Jaewoo},
+  title     = {Stochastic Adaptive Line Search for Differentially Private Optimization},
+  booktitle = {IEEE International Conference on Big Data},
+  year      = {2020}
+}""",
+    "feldman2021": """@inproceedings{feldman2021,
+  author    = {Feldman, Vitaly and Zrnic, Tijana},
+  title     = {Individual Privacy Accounting via a {R\\'enyi} Filter},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2021}
+}""",
     "polyak1992": """@article{polyak1992,
   author  = {Polyak, Boris T. and Juditsky, Anatoli B.},
   title   = {Acceleration of Stochastic Approximation by Averaging},
@@ -124,6 +148,7 @@ _OF_STRATEGY = {
         "Sequence": "lin2022",
     },
     "noise": {
+        "AdaptivePrivacyUtility": "fay2023",
         "ExponentialDecay": "yu2019",
         "GeometricDecay": "zhang2021",
         "GrowingMu": "du2021",
@@ -133,7 +158,9 @@ _OF_STRATEGY = {
         "PrivacyUtility": "fay2023",
         "StepDecay": "yu2019",
         "TimeDecay": "yu2019",
+        "Validation": "yu2019",
     },
+    "update": {"AdaDP": "koskela2020", "DPAGD": "lee2018", "NoisyBTLS": "chen2020"},
 }
 """What is not here is plain DP-SGD, or a person's own."""
 
@@ -165,7 +192,7 @@ def citation_keys(used: Any) -> tuple[str, ...]:
     averaged = isinstance(recipe.update, Plain) and recipe.update.average is not None
     tempered = recipe.model is not None or any(type(layer).__name__ == "TemperedSigmoid" for layer in layers)
     own = [_OF_STRATEGY[role][kind] for role, kind in kinds.items() if kind in _OF_STRATEGY[role]]
-    extra = {"he2023": grouped, "papernot2021": tempered, "polyak1992": averaged}
+    extra = {"he2023": grouped, "papernot2021": tempered, "polyak1992": averaged, "feldman2021": recipe.needs_filter}
     first = ["he2023"] if grouped and kinds["clip"] == "Quantile" else []
     keys = [*first, *own, *(key for key, used_here in extra.items() if used_here), "abadi2016", "doroshenko2022"]
     return tuple(dict.fromkeys(keys))

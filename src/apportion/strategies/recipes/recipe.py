@@ -122,6 +122,12 @@ class Recipe:
         return self.clip is not None
 
     @property
+    def needs_filter(self) -> bool:
+        """Whether what a step costs, or how many there are, follows released values in a way that no declared tokens cover."""
+        feedback = isinstance(self.noise, FeedbackNoise) and not isinstance(self.noise, MultisetNoise)
+        return feedback or isinstance(self.update, AskingUpdate)
+
+    @property
     def complete(self) -> bool:
         """Whether it can run as it is: `False` while it waits for what it `needs`."""
         return not (isinstance(self.clip, Sequence) and not self.clip.thresholds)
