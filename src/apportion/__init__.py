@@ -34,13 +34,34 @@ if TYPE_CHECKING:
     from apportion.models.temper import TemperedSigmoid, temper
     from apportion.planning import Plan, plan
     from apportion.reporting.write import report
-    from apportion.request import ClippedSum, Event, Frame, NormSum, Released, Request, UnclippedCount
+    from apportion.request import (
+        ClippedSum,
+        Event,
+        FirstGain,
+        Frame,
+        Line,
+        LowestLoss,
+        NormSum,
+        Released,
+        Request,
+        UnclippedCount,
+    )
     from apportion.strategies import clip, noise, recipes, update
     from apportion.strategies.citations import cite
     from apportion.strategies.clip.clip_schedule import ClipSchedule
     from apportion.strategies.context import Context
     from apportion.strategies.recipes import Recipe
-    from apportion.strategies.roles import Clip, NoiseSchedule, Update
+    from apportion.strategies.roles import (
+        AskGradient,
+        AskingUpdate,
+        Clip,
+        FeedbackNoise,
+        MultisetNoise,
+        NoiseSchedule,
+        SteeringUpdate,
+        Update,
+        ValidatedNoise,
+    )
     from apportion.training.private import make_private
     from apportion.training.run import Run
     from apportion.training.storage import Storage
@@ -50,6 +71,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ApportionError",
+    "AskGradient",
+    "AskingUpdate",
     "Budget",
     "BudgetExhausted",
     "Clip",
@@ -59,10 +82,15 @@ __all__ = [
     "DataNotFound",
     "Event",
     "Execution",
+    "FeedbackNoise",
+    "FirstGain",
     "Frame",
     "InvalidArgument",
     "Ledger",
+    "Line",
+    "LowestLoss",
     "MissingExtra",
+    "MultisetNoise",
     "NoiseSchedule",
     "NormSum",
     "Plan",
@@ -74,11 +102,13 @@ __all__ = [
     "Released",
     "Request",
     "Run",
+    "SteeringUpdate",
     "Storage",
     "TemperedSigmoid",
     "UnclippedCount",
     "UnsupportedModel",
     "Update",
+    "ValidatedNoise",
     "WrongOrder",
     "accounting",
     "audit",
@@ -122,14 +152,20 @@ __getattr__, __dir__ = lazy_names(
         "models.temper": ("TemperedSigmoid", "temper"),
         "planning": ("Plan", "plan"),
         "reporting.write": ("report",),
-        "request": ("ClippedSum", "Event", "Frame", "NormSum", "Released", "Request", "UnclippedCount"),
+        "request": (
+            *("ClippedSum", "Event", "FirstGain", "Frame", "Line", "LowestLoss", "NormSum", "Released", "Request"),
+            "UnclippedCount",
+        ),
         "strategies.citations": ("cite",),
         "strategies.clip": (".",),
         "strategies.clip.clip_schedule": ("ClipSchedule",),
         "strategies.context": ("Context",),
         "strategies.noise": (".",),
         "strategies.recipes": (".", "Recipe"),
-        "strategies.roles": ("Clip", "NoiseSchedule", "Update"),
+        "strategies.roles": (
+            *("AskGradient", "AskingUpdate", "Clip", "FeedbackNoise", "MultisetNoise", "NoiseSchedule"),
+            *("SteeringUpdate", "Update", "ValidatedNoise"),
+        ),
         "strategies.update": (".",),
         "training.private": ("make_private",),
         "training.run": ("Run",),

@@ -114,6 +114,10 @@ class Event(Checked):
                 "noise_multiplier", math.inf, "an event that releases nothing is none", "Use a finite one"
             )
 
+    def __repr__(self) -> str:
+        choices = f", choices={self.choices!r}" if self.choices else ""
+        return f"Event(sample_rate={self.sample_rate!r}, noise_multiplier={self.noise_multiplier!r}{choices})"
+
     def covers(self, other: Event) -> bool:
         """Whether `other` is dominated by this event: its rate is no larger, its multiplier no smaller, and each choice no dearer."""
         return (

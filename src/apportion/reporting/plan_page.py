@@ -14,7 +14,6 @@ from apportion.budget import Budget
 from apportion.planning import Plan, plan_steps
 from apportion.sampling import Sampling
 from apportion.strategies.recipes import Recipe
-from apportion.training.typical_course import typical_course
 
 CALIBRATIONS: dict[str, type[Accountant]] = {"pld": PrivacyLossAccountant, "clt": CentralLimitAccountant}
 
@@ -34,6 +33,8 @@ def plan_recipe(recipe: Recipe, budget: Budget, sampling: Sampling, calibration:
 
 def plan_facts(plan: Plan, *, target_epsilon: float, calibration: str = "pld") -> dict[str, Any]:
     """What `apportion plan --json` prints: the plan with its course, and what each accountant would claim for it."""
+    from apportion.training.typical_course import typical_course  # imports torch, which a drawing of plans does not need
+
     claims = [] if plan.filtered else compare_accountants(count_events(plan.tokens), plan.budget.delta)
     rule = plan.rule()
     return {
