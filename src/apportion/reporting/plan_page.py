@@ -33,7 +33,7 @@ def plan_recipe(recipe: Recipe, budget: Budget, sampling: Sampling, calibration:
 
 def plan_facts(plan: Plan, *, target_epsilon: float, calibration: str = "pld") -> dict[str, Any]:
     """What `apportion plan --json` prints: the plan with its course, and what each accountant would claim for it."""
-    from apportion.training.typical_course import typical_course  # imports torch, which a drawing of plans does not need
+    from apportion.training.typical_course import typical_course
 
     claims = [] if plan.filtered else compare_accountants(count_events(plan.tokens), plan.budget.delta)
     rule = plan.rule()
