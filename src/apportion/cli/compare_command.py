@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apportion.cli import options
-from apportion.cli.output import (
-    print_error_stream,
-    show_results,
-    warn_without_privacy,
-    writable_folder,
-    write_results,
-)
+from apportion.cli.options import option
+from apportion.cli.output import print_error_stream, show_results, warn_without_privacy, writable_folder, write_results
 from apportion.errors import InvalidArgument
 from apportion.extras import EXTRAS, require_extra
 
@@ -28,44 +23,28 @@ SHORT_LIST = ("non-private", "abadi", "default")
 """What is compared if nobody says."""
 
 
-def compare(
-    file: Annotated[
-        str | None, typer.Argument(help="A TOML file, or the packaged one: demo.", show_default=False)
-    ] = None,
-    data: options.Data = None,
-    model: options.Model = None,
-    activation: options.Activation = None,
+class Options(options.Training):
+    """What is said about an experiment, instead of a file or beside it."""
+
     recipe: Annotated[
-        list[str] | None,
-        typer.Option(help="Repeatable: names from `apportion recipes`.", show_default="non-private, abadi, default"),
-    ] = None,
-    all_recipes: Annotated[
-        bool,
-        typer.Option("--all-recipes", help="Every recipe that needs nothing but the data; says which were skipped."),
-    ] = False,
-    settings: options.Settings = None,
-    epsilon: options.Epsilon = None,
-    delta: options.Delta = None,
-    unit: options.Unit = None,
-    population: options.Population = None,
-    sample_rate: options.SampleRate = None,
-    steps: options.Steps = None,
-    epochs: options.Epochs = None,
-    batch_size: options.BatchSize = None,
-    lr: options.LearningRate = None,
-    optimizer: options.Optimizer = None,
-    momentum: options.Momentum = None,
-    micro_batch: options.MicroBatch = None,
-    seed: Annotated[
+        list[str] | None, option("Repeatable: names from `apportion recipes`.", "non-private, abadi, default")
+    ]
+    seeds: Annotated[
         list[int] | None,
-        typer.Option(help="Repeatable; makes runs reproducible and NOT private.", show_default="secret noise, one run"),
-    ] = None,
+        option("Repeatable; makes runs reproducible and NOT private.", "secret noise, one run", "--seed"),
+    ]
+
+
+@options.declared_in(Options)
+def compare(
+    file: Annotated[str | None, typer.Argument(help="A TOML file, or the packaged one: demo.")] = None,
+    all_recipes: Annotated[
+        bool, option("Every recipe that needs nothing but the data; says which were skipped.", True, "--all-recipes")
+    ] = False,
     data_dir: options.DataDir = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for report and runs.", show_default="runs/NAME"),
-    ] = None,
+    out: Annotated[Path | None, option("Folder for report and runs.", "runs/NAME")] = None,
     as_json: options.Json = False,
+    **said: Any,
 ) -> None:
     """Train several recipes on one data set and write report.html and results.json.
 
@@ -79,19 +58,13 @@ def compare(
     from apportion.compare.experiment import experiment
     from apportion.strategies.recipes import READY
 
-    if all_recipes and (file is not None or recipe):
-        raise InvalidArgument(
-            "all-recipes",
-            True,
-            "a file or single recipes were named as well",
-            "Pass --data, or leave --all-recipes out",
-        )
-    said = options.given_settings(locals()) | ({"seeds": seed} if seed else {})
+    recipes, settings = said.pop("recipe", None), options.parse_settings(said.pop("set", None))
+    if all_recipes and (file is not None or recipes):
+        reason = "a file or single recipes were named as well"
+        raise InvalidArgument("all-recipes", True, reason, "Pass --data, or leave --all-recipes out")
     from_file = _read(file)
     values = {"data": "digits"} | _override(from_file, said)
-    values["recipe"] = choose_recipes(
-        from_file.get("recipe"), list(READY) if all_recipes else recipe, options.parse_settings(settings)
-    )
+    values["recipe"] = choose_recipes(from_file.get("recipe"), list(READY) if all_recipes else recipes, settings)
     plan = experiment(with_benchmark_budget(with_training_defaults(values)))
     plan.check()
     name = Path(file).stem if file else f"compare-{plan.data}".replace(":", "-").replace("/", "-")
@@ -108,13 +81,9 @@ def _read(file: str | None) -> dict[str, Any]:
 
     values = {} if file is None else read_file(find_file(file))
     if "experiment" in values:
-        raise InvalidArgument(
-            "file",
-            file,
-            "it holds [[experiment]], and a comparison is a single experiment",
-            "Write its settings at the top of the file, with [[recipe]] for each recipe. The studies in the repository of "
-            "the library are run by `python -m reproduction run FILE`",
-        )
+        reason = "it holds [[experiment]], and a comparison is a single experiment"
+        fix = "Write its settings at the top of the file, with [[recipe]] for each recipe. The studies in the repository of "
+        raise InvalidArgument("file", file, reason, f"{fix}the library are run by `python -m reproduction run FILE`")
     return values
 
 

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
+
+from apportion.cli.options import option
+from apportion.cli.output import print_lines, screen
 
 if TYPE_CHECKING:
     from apportion.accounting.ledger import Ledger
@@ -34,11 +38,11 @@ class Unit(StrEnum):
 @app.command("limit")
 def limit(
     path: File,
-    name: Annotated[str, typer.Option(help="The name of the data set.")],
-    epsilon: Annotated[float, typer.Option(help="ε of all runs together.")],
-    delta: Annotated[float, typer.Option(help="δ of all runs together, below 1/population.")],
-    unit: Annotated[Unit, typer.Option(help="Whom the guarantee protects.")],
-    rule: Annotated[Rule, typer.Option(help="How the costs of runs add up.")] = Rule.gaussian,
+    name: Annotated[str, option("The name of the data set.")],
+    epsilon: Annotated[float, option("ε of all runs together.")],
+    delta: Annotated[float, option("δ of all runs together, below 1/population.")],
+    unit: Annotated[Unit, option("Whom the guarantee protects.")],
+    rule: Annotated[Rule, option("How the costs of runs add up.")] = Rule.gaussian,
 ) -> None:
     """Make a new ledger and declare, for good, what all runs on a data set may spend together."""
     from apportion.accounting.ledger import Ledger
@@ -56,7 +60,7 @@ def limit(
 
 
 @app.command("show")
-def show(path: File, as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False) -> None:
+def show(path: File, as_json: Annotated[bool, option("Print JSON for programs.", True, "--json")] = False) -> None:
     """Show the runs, what they were charged, and what is left of the limit."""
     from apportion.accounting.ledger import Ledger
 
@@ -68,10 +72,7 @@ def show(path: File, as_json: Annotated[bool, typer.Option("--json", help="Print
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
+    console = screen()
     table = Table("run", "admitted (UTC)", "steps planned", "steps charged", "cost")
     for run in facts["runs"]:
         table.add_row(*(str(run[key]) for key in ("run", "admitted", "planned", "charged", "cost")))
@@ -87,15 +88,13 @@ def show(path: File, as_json: Annotated[bool, typer.Option("--json", help="Print
         ]
     else:
         lines += ["The ledger of a single run; it has no limit over runs."]
-    console.print(*lines, f"last row: {facts['head']}", sep="\n", markup=False, soft_wrap=True)
+    print_lines(console, *lines, f"last row: {facts['head']}")
 
 
 @app.command("verify")
 def verify(
     path: File,
-    head: Annotated[
-        str | None, typer.Option(help="A hash of a last row that was noted earlier.", show_default=False)
-    ] = None,
+    head: Annotated[str | None, option("A hash of a last row that was noted earlier.")] = None,
 ) -> None:
     """Check every row against its hash. Exits with 1 and names the first bad row if there is one."""
     from apportion.accounting.ledger import Ledger
@@ -112,8 +111,8 @@ def verify(
 @app.command("export")
 def export(
     path: File,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values (default).")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
+    as_csv: Annotated[bool, option("Comma-separated values (default).", True, "--csv")] = False,
+    as_json: Annotated[bool, option("A JSON list.", True, "--json")] = False,
 ) -> None:
     """Print all rows with their hashes. `content` is the text that the hash covers."""
     import csv

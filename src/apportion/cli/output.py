@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from apportion.errors import InvalidArgument
 
@@ -20,10 +20,21 @@ TAKEN, RESERVED = "of the steps taken", "reserved, with spare steps"
 """The two ε of a run: spare steps for crashes are part of the plan, and so of the guarantee, whether they are taken or not."""
 
 
+def screen(as_json: bool = False) -> Console:
+    """Where a person looks: not at standard output if a program reads JSON there."""
+    return Console(stderr=as_json, highlight=False)
+
+
+def print_lines(console: Console, *lines: str) -> None:
+    """Print lines as they are, however long."""
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
+
+
 def print_error_stream(line: str) -> None:
     """Tell a person something without disturbing what a script reads."""
     if line:
-        _people.print(" ".join(line.splitlines()), markup=False, soft_wrap=True)
+        print_lines(_people, " ".join(line.splitlines()))
 
 
 def writable_folder(folder: Path) -> Path:
@@ -31,9 +42,8 @@ def writable_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidArgument(
-            "out", str(folder), f"it cannot be written: {error.strerror}", "Choose another folder"
-        ) from error
+        reason = f"it cannot be written: {error.strerror}"
+        raise InvalidArgument("out", str(folder), reason, "Choose another folder") from error
     return folder
 
 
@@ -42,9 +52,8 @@ def warn_without_privacy(data: str) -> None:
     from apportion.data import KNOWN
 
     if data not in KNOWN:
-        print_error_stream(
-            f"warning: non-private training on {data}: its results reveal the records and must not be published"
-        )
+        means = "its results reveal the records and must not be published"
+        print_error_stream(f"warning: non-private training on {data}: {means}")
 
 
 def write_results(results: Results, folder: Path) -> None:
@@ -62,11 +71,11 @@ def show_results(results: Results, folder: Path, *, as_json: bool) -> None:
 
     write_results(results, folder)
     write_report(results, folder / "report.html")
-    console = _people if as_json else Console(highlight=False)
-    table = Table(title=escape(results.title or ""))
+    console = screen(as_json)
     spares = any(run.epsilon_spent != run.epsilon for run in results.runs if run.epsilon_spent is not None)
-    for heading in ("recipe", "ε reserved" if spares else "ε spent", "δ", "test accuracy", "steps", "seconds"):
-        table.add_column(heading, justify="left" if heading == "recipe" else "right")
+    numbers = ("ε reserved" if spares else "ε spent", "δ", "test accuracy", "steps", "seconds")
+    columns = (Column(heading, justify="right") for heading in numbers)
+    table = Table("recipe", *columns, title=escape(results.title or ""))
     for one in group_series(results.runs):
         delta = one.runs[0].delta
         deviation = "" if one.deviation is None else f" ± {100 * one.deviation:.1f}"
@@ -81,11 +90,8 @@ def show_results(results: Results, folder: Path, *, as_json: bool) -> None:
     console.print(table)
     if any(run.epsilon is not None and not run.private for run in results.runs):
         console.print("A seed was given: these runs are reproducible and NOT private.")
-    console.print(
-        f"Look at   {folder / 'report.html'}   (numbers: {folder / 'results.json'})", soft_wrap=True, markup=False
-    )
-    for line in _next_steps(results.runs[0]):
-        console.print(line, soft_wrap=True, markup=False)
+    print_lines(console, f"Look at   {folder / 'report.html'}   (numbers: {folder / 'results.json'})")
+    print_lines(console, *_next_steps(results.runs[0]))
 
 
 def _next_steps(run: RunResult) -> list[str]:
