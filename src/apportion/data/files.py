@@ -11,6 +11,12 @@ from typing import IO, cast
 from apportion.errors import InvalidArgument
 
 SUFFIXES = ("", ".gz", ".xz")
+FETCH_AGAIN = "Delete it and fetch the data set again"
+
+
+def unfit(path: Path | str, reason: str, fix: str = FETCH_AGAIN) -> InvalidArgument:
+    """The error for a file that cannot be what it should be."""
+    return InvalidArgument("file", str(path), reason, fix)
 
 
 def locate(folder: Path, name: str) -> Path | None:
@@ -18,11 +24,8 @@ def locate(folder: Path, name: str) -> Path | None:
     if name.endswith("/"):
         path = folder / name
         return path if path.is_dir() else None
-    for suffix in SUFFIXES:
-        path = folder / f"{name}{suffix}"
-        if path.is_file():
-            return path
-    return None
+    paths = (folder / f"{name}{suffix}" for suffix in SUFFIXES)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def required(folder: Path, name: str) -> Path:
@@ -48,9 +51,7 @@ def read(path: Path) -> bytes:
         with open_plain(path) as stream:
             return stream.read()
     except (gzip.BadGzipFile, lzma.LZMAError, EOFError) as damage:
-        raise InvalidArgument(
-            "file", str(path), f"it cannot be decompressed ({damage})", "Delete it and fetch the data set again"
-        ) from None
+        raise unfit(path, f"it cannot be decompressed ({damage})") from None
 
 
 def read_text(path: Path) -> str:
@@ -58,7 +59,7 @@ def read_text(path: Path) -> str:
     try:
         return read(path).decode("utf-8")
     except UnicodeDecodeError as problem:
-        raise InvalidArgument("file", str(path), f"it is not UTF-8 text ({problem})", "Convert it to UTF-8") from None
+        raise unfit(path, f"it is not UTF-8 text ({problem})", "Convert it to UTF-8") from None
 
 
 def sha256(path: Path) -> str:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from apportion import validate
 from apportion.data import checksums, places
-from apportion.data.dataset import DataSet
-from apportion.data.entry import Archive, Entry, Extra, Mirror, Package
+from apportion.data.entry import Archive, DataSet, Entry, Extra, Mirror, Package
 from apportion.errors import ApportionError, InvalidArgument
 
 FOLDER = "folder:"
@@ -238,9 +237,5 @@ def load(name: str, data_dir: Path | str | None = None) -> DataSet:
     except (ApportionError, OSError):
         raise
     except Exception as problem:  # damaged files can fail in any way
-        raise InvalidArgument(
-            "data",
-            name,
-            f"the files in {folder} cannot be read ({type(problem).__name__}: {problem})",
-            "Delete them and fetch the data set again",
-        ) from problem
+        reason = f"the files in {folder} cannot be read ({type(problem).__name__}: {problem})"
+        raise InvalidArgument("data", name, reason, "Delete them and fetch the data set again") from problem
