@@ -11,7 +11,7 @@ import typer
 
 from apportion.cli import options
 from apportion.cli.options import option
-from apportion.cli.output import print_error_stream, show_results, warn_without_privacy, writable_folder, write_results
+from apportion.cli.output import print_error_stream, show_results, warn_without_privacy, working_in, write_results
 from apportion.errors import InvalidArgument
 from apportion.extras import EXTRAS, require_extra
 
@@ -93,14 +93,10 @@ def _run(plan: Experiment, folder: Path, data_dir: Path | None, *, skip_unfit: b
     from apportion.compare.comparison import compare as run_comparison
     from apportion.reporting.result import NotRun, RunResult
     from apportion.strategies.recipes import READY, RECIPES, named
-    from apportion.training.folders import missing_folders, remove_empty
 
-    made = missing_folders(folder)
-    writable_folder(folder)
     if (folder / "results.json").exists():
-        print_error_stream(
-            f"the report and results.json in {folder} are replaced; its runs stay (--out names another folder)"
-        )
+        stays = "its runs stay (--out names another folder)"
+        print_error_stream(f"the report and results.json in {folder} are replaced; {stays}")
     print_error_stream(f"{plan.title}: {', '.join(choice.shown for choice in plan.recipe)} on {plan.data}")
     if any(choice.name == "non-private" for choice in plan.recipe):
         warn_without_privacy(plan.data)
@@ -113,16 +109,14 @@ def _run(plan: Experiment, folder: Path, data_dir: Path | None, *, skip_unfit: b
         score = f"{run.test_accuracy or 0:.1%} accuracy"
         print_error_stream(f"{run.recipe:<20} {score}, {spent}, {run.seconds or 0:.1f} s")
 
-    try:
+    def left_behind() -> str:
+        report = f", and `apportion report {folder}` shows them" if finished else ""
+        return f"the runs so far are in {folder / 'runs'}{report}"
+
+    with working_in(folder, left_behind):
         results = run_comparison(
             plan, folder, data_dir=data_dir, progress=True, announce=announce, skip_unfit=skip_unfit
         )
-    except BaseException as error:
-        remove_empty(made)
-        if isinstance(error, KeyboardInterrupt):
-            report = f", and `apportion report {folder}` shows them" if finished else ""
-            print_error_stream(f"interrupted: the runs so far are in {folder / 'runs'}{report}")
-        raise
     if skip_unfit:
         waiting = [NotRun(name, f"it needs {named(name).needs}") for name in RECIPES if name not in READY]
         results = replace(results, skipped=(*(results.skipped or ()), *waiting))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -22,27 +21,14 @@ app = typer.Typer(help="Declare, show, check and export the privacy ledger of a 
 File = Annotated[Path, typer.Argument(metavar="PATH", help="The ledger, a SQLite file.")]
 
 
-class Rule(StrEnum):
-    """The rules over runs."""
-
-    gaussian = "gaussian"
-    sum = "sum"
-
-
-class Unit(StrEnum):
-    """Whom a guarantee can protect."""
-
-    record = "record"
-
-
 @app.command("limit")
 def limit(
     path: File,
     name: Annotated[str, option("The name of the data set.")],
     epsilon: Annotated[float, option("ε of all runs together.")],
     delta: Annotated[float, option("δ of all runs together, below 1/population.")],
-    unit: Annotated[Unit, option("Whom the guarantee protects.")],
-    rule: Annotated[Rule, option("How the costs of runs add up.")] = Rule.gaussian,
+    unit: Annotated[Literal["record"], option("Whom the guarantee protects.")],
+    rule: Annotated[Literal["gaussian", "sum"], option("How the costs of runs add up.")] = "gaussian",
 ) -> None:
     """Make a new ledger and declare, for good, what all runs on a data set may spend together."""
     from apportion.accounting.ledger import Ledger
@@ -50,8 +36,8 @@ def limit(
     from apportion.budget import Budget, Record
 
     budget = Budget(epsilon=epsilon, delta=delta, unit=Record())
-    ledger = Ledger.create(path, name=name, rule=RULES[rule.value](budget))
-    typer.echo(f"{path}: all runs on {name!r} together may spend ε = {epsilon:g} at δ = {delta:g} ({unit.value}).")
+    ledger = Ledger.create(path, name=name, rule=RULES[rule](budget))
+    typer.echo(f"{path}: all runs on {name!r} together may spend ε = {epsilon:g} at δ = {delta:g} ({unit}).")
     typer.echo(
         f"Use it with storage=apportion.Storage(ledger={str(path)!r}), or with `apportion train --ledger {path}`. "
         f"First row: {ledger.head()}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +47,20 @@ def writable_folder(folder: Path) -> Path:
         reason = f"it cannot be written: {error.strerror}"
         raise InvalidArgument("out", str(folder), reason, "Choose another folder") from error
     return folder
+
+
+@contextmanager
+def working_in(folder: Path, left_behind: Callable[[], str]) -> Iterator[None]:
+    """Make `folder` for the body. If that raises, an empty one is removed; if it is interrupted, a person is told what is left."""
+    from apportion.training.folders import tidied
+
+    with tidied(folder):
+        writable_folder(folder)
+        try:
+            yield
+        except KeyboardInterrupt:
+            print_error_stream(f"interrupted: {left_behind()}")
+            raise
 
 
 def warn_without_privacy(data: str) -> None:

@@ -161,16 +161,12 @@ def _line(name: str, series: list[float], unit: str) -> str:
 
 def _draw(recipe: Recipe, course: dict[str, Any], out: Path) -> None:
     """Noise and threshold over the steps, on a page that needs no network."""
-    from apportion.reporting.drawing import draw_line, make_page_figure, write_page
+    from apportion.reporting.drawing import write_schedules
 
     drawn = {"noise multiplier ÷ the first one": course["noise"], "clip threshold": course["clip"]}
-    series = {title: values for title, values in drawn.items() if values is not None}
-    if not series:
+    panels = {
+        title: [(recipe.name, enumerate(values, start=1))] for title, values in drawn.items() if values is not None
+    }
+    if not panels:
         raise InvalidArgument("html", str(out), f"{recipe.name} has no schedule to draw", "Leave it out")
-    figure = make_page_figure(f"{recipe.name}: {recipe.summary}", tuple(series))
-    for column, values in enumerate(series.values(), start=1):
-        figure.add_trace(draw_line(recipe.name, enumerate(values, start=1), 0), row=1, col=column)
-    figure.update_xaxes(title="step")
-    figure.update_yaxes(rangemode="tozero")
-    figure.update_layout(showlegend=False)
-    write_page(figure, out, "html")
+    write_schedules(f"{recipe.name}: {recipe.summary}", panels, out, legend=False)

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 
 from apportion.cli import options
 from apportion.cli.options import option
-from apportion.cli.output import print_error_stream, print_lines, screen, writable_folder
+from apportion.cli.output import print_error_stream, print_lines, screen, working_in
 
 if TYPE_CHECKING:
     from apportion.search import SearchSettings, Trace
@@ -85,19 +85,13 @@ def _run(settings: SearchSettings, file: Path, data_dir: Path | None, processes:
     from apportion.search import search as run_search
     from apportion.search.search_progress import search_progress
     from apportion.search.trainer import open_trainer
-    from apportion.training.folders import tidied
 
-    with tidied(file.parent):
-        writable_folder(file.parent)
+    with working_in(file.parent, lambda: f"the same command goes on from {file}"):
         trace = Trace.open(file, settings)
         if trace.trials:
             print_error_stream(f"going on with {file}: {len(trace.trials)} candidates were tried already")
-        try:
-            with search_progress(trace) as show:
-                run_search(trace, partial(open_trainer, settings, data_dir), processes=processes, show=show)
-        except KeyboardInterrupt:
-            print_error_stream(f"interrupted: the same command goes on from {file}")
-            raise
+        with search_progress(trace) as show:
+            run_search(trace, partial(open_trainer, settings, data_dir), processes=processes, show=show)
     return trace
 
 

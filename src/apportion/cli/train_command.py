@@ -11,14 +11,7 @@ import typer
 from apportion.cli import options
 from apportion.cli.account_command import STATEMENT
 from apportion.cli.options import option
-from apportion.cli.output import (
-    RESERVED,
-    TAKEN,
-    print_error_stream,
-    show_results,
-    warn_without_privacy,
-    writable_folder,
-)
+from apportion.cli.output import RESERVED, TAKEN, print_error_stream, show_results, warn_without_privacy, working_in
 from apportion.errors import ApportionError, InvalidArgument
 from apportion.extras import EXTRAS, require_extra
 
@@ -166,13 +159,11 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
     from apportion.compare.comparison import collect_results, run_recipe
     from apportion.compare.resolve import resolve
     from apportion.planning import Plan
-    from apportion.training.folders import tidied
 
     experiment = request.experiment
     subject = resolve(experiment.data, experiment.model, data_dir)
     seed = experiment.seeds[0] if experiment.seeds else None
-    with tidied(folder):
-        writable_folder(folder)
+    with working_in(folder, lambda: f"go on with `apportion train --resume {folder}`"):
         if not resume:
             request.save(folder)
         try:
@@ -189,9 +180,6 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
         except ApportionError:
             if not resume:
                 request.forget(folder)
-            raise
-        except KeyboardInterrupt:
-            print_error_stream(f"interrupted: go on with `apportion train --resume {folder}`")
             raise
     show_results(collect_results(experiment.title, [run]), folder, as_json=as_json)
     if as_json:

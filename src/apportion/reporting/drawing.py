@@ -26,6 +26,7 @@ except ImportError:
     require_extra("report", "plotly")
     raise
 
+Curve = tuple[str, Iterable[tuple[float, float | None]]]
 STRIPE = 9
 _CLEAR = "rgba(0,0,0,0)"
 _LABEL = {"color": MUTED, "size": 12}
@@ -72,6 +73,18 @@ def make_page_figure(title: str, panels: Sequence[str] = ("",), widths: Sequence
         legend={"orientation": "h", "y": -0.12},
     )
     return figure
+
+
+def write_schedules(title: str, panels: Mapping[str, Sequence[Curve]], out: Path, *, legend: bool = True) -> Path:
+    """Write a page with curves over the steps, each by its name, and a panel for each quantity."""
+    figure = make_page_figure(title, tuple(panels))
+    for column, curves in enumerate(panels.values(), start=1):
+        lines = [draw_line(name, points, number) for number, (name, points) in enumerate(curves)]
+        figure.add_traces(stripe_coinciding(lines), rows=1, cols=column)
+        figure.update_traces(showlegend=legend and column == 1, row=1, col=column)
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(rangemode="tozero")
+    return write_page(figure, out, "html")
 
 
 def write_page(figure: Any, out: Path | str, argument: str) -> Path:
