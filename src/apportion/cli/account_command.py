@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from apportion import validate
+from apportion.accounting.schedules import read_schedule
 from apportion.cli import options
 from apportion.cli.options import option
 from apportion.cli.output import RESERVED, TAKEN, print_error_stream, print_lines, screen
@@ -50,7 +51,6 @@ def account(
     A run whose stated ε differs from dp_accounting's by more than 0.5 % is an error, with exit code 1.
     """
     from apportion.accounting.comparisons import compare_accountants
-    from apportion.accounting.schedules import read_schedule
 
     if group != 1 and (everything or figure or path.is_dir()):
         reason = "only PLD prices a schedule for several records together"

@@ -13,12 +13,13 @@ from rich.table import Column, Table
 from apportion.cli import options
 from apportion.cli.options import option
 from apportion.cli.output import print_lines, screen, writable_folder
+from apportion.compare.resolve import call_own, resolve
 from apportion.errors import ApportionError, InvalidArgument
+from apportion.execution import Execution
 
 if TYPE_CHECKING:
     from apportion.audit.replay_report import ReplayReport
     from apportion.audit.verdict import AuditResult
-    from apportion.execution import Execution
     from apportion.strategies.recipes import Recipe
 
 QUICK: dict[str, Any] = {"canaries": 4_000, "steps": 8}
@@ -82,7 +83,6 @@ def replay(
     Example: apportion audit replay --clip my_strategies:build
     """
     from apportion.audit import replay as replay_audit
-    from apportion.compare.resolve import resolve
 
     plan, loss, execution = _choose_recipe(recipe, said), _choose_loss(said), _choose_execution(said)
     subject = resolve(said.get("data", "digits"), said.get("model"), data_dir)
@@ -121,7 +121,6 @@ def run(
     """
     from apportion.audit.statistical import audit
     from apportion.cli.audit_figure import write_audit
-    from apportion.compare.resolve import resolve
 
     plan = _choose_recipe(recipe, said)
     given = {name: said[name] for name in Attacked.__annotations__ if name in said}
@@ -144,7 +143,6 @@ def run(
 
 def _choose_recipe(name: str, said: dict[str, Any]) -> Recipe:
     """The private recipe of this name, with the settings and the person's own strategies."""
-    from apportion.compare.resolve import call_own
     from apportion.strategies.recipes import ROLES, named
 
     recipe = named(name).with_settings(options.parse_settings(said.get("set")))
@@ -159,14 +157,10 @@ def _choose_recipe(name: str, said: dict[str, Any]) -> Recipe:
 def _choose_loss(said: dict[str, Any]) -> Any:
     from torch.nn.functional import cross_entropy
 
-    from apportion.compare.resolve import call_own
-
     return call_own("loss", said["loss"]) if "loss" in said else cross_entropy
 
 
 def _choose_execution(said: dict[str, Any]) -> Execution:
-    from apportion.execution import Execution
-
     return Execution(said["micro_batch"]) if "micro_batch" in said else Execution()
 
 

@@ -14,6 +14,8 @@ from rich.table import Table
 from apportion.cli import options
 from apportion.cli.options import option
 from apportion.cli.output import print_lines, screen
+from apportion.compare.resolve import load_example, load_model
+from apportion.execution import format_bytes
 
 if TYPE_CHECKING:
     from apportion.models.check import ModelCheck
@@ -35,7 +37,6 @@ def check(
     With data (built-in models use `digits`) it also says which engine computes the per-record gradients, and by which rule, what
     memory that takes, and about what it costs.
     """
-    from apportion.compare.resolve import load_example, load_model
     from apportion.models.check import check as check_model
     from apportion.models.fix import fix
     from apportion.models.inspection import inspect
@@ -75,8 +76,6 @@ def _show(found: ModelCheck, engine: Inspection | None, changes: Sequence[str]) 
 
 
 def _describe(engine: Inspection) -> list[str]:
-    from apportion.execution import format_bytes
-
     return [
         f"Engine: {engine.mode}.",
         *(f"Slower than it could be: {reason}." for reason in engine.reasons),

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from apportion import validate
 from apportion.cli import options
 from apportion.cli.options import option
 from apportion.cli.output import print_error_stream, show_results, warn_without_privacy, working_in, write_results
+from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
 from apportion.errors import InvalidArgument
 from apportion.extras import EXTRAS, require_extra
+from apportion.reporting.result import NotRun, Results, RunResult
 
 if TYPE_CHECKING:
     from apportion.compare.experiment import Experiment
-    from apportion.reporting.result import Results
 
 SHORT_LIST = ("non-private", "abadi", "default")
 """What is compared if nobody says."""
@@ -54,7 +56,6 @@ def compare(
     Examples: apportion compare demo --epsilon 1; apportion compare --data digits --all-recipes --epsilon 3
     """
     require_extra("report", *EXTRAS["report"])  # before anything is trained for it
-    from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
     from apportion.compare.experiment import experiment
     from apportion.strategies.recipes import READY
 
@@ -91,7 +92,6 @@ def _run(plan: Experiment, folder: Path, data_dir: Path | None, *, skip_unfit: b
     """Run the comparison and return its results. results.json is replaced after each run, so that an interruption keeps what is done."""
     from apportion.compare.comparison import collect_results
     from apportion.compare.comparison import compare as run_comparison
-    from apportion.reporting.result import NotRun, RunResult
     from apportion.strategies.recipes import READY, RECIPES, named
 
     if (folder / "results.json").exists():
@@ -137,7 +137,6 @@ def _override(from_file: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]
 
 def choose_recipes(from_file: Any, chosen: list[str] | None, settings: dict[str, Any]) -> Any:
     """The file's recipes, or the chosen ones; each setting goes to every recipe that has such a parameter, and into its label."""
-    from apportion import validate
     from apportion.strategies.recipes import ROLES
 
     given = from_file if from_file is not None and not chosen else list(chosen or SHORT_LIST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -13,9 +13,8 @@ from rich.table import Table
 
 from apportion.cli import options
 from apportion.cli.options import option
-
-if TYPE_CHECKING:
-    from apportion.data.entry import Entry
+from apportion.data import KNOWN, places, registry
+from apportion.data.entry import Entry
 
 app = typer.Typer(help="List, find and fetch data sets.", no_args_is_help=True)
 
@@ -29,8 +28,6 @@ def list_data(
     as_json: Annotated[bool, option("Print JSON for programs.", True, "--json")] = False,
 ) -> None:
     """Show the known data sets and where each one is on this machine."""
-    from apportion.data import KNOWN
-
     rows = [_row(entry, data_dir) for entry in KNOWN.values()]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
@@ -54,8 +51,6 @@ def fetch_data(name: Name, data_dir: Target = None) -> None:
 @app.command("where")
 def where(name: Name, data_dir: options.DataDir = None) -> None:
     """Print the folder that holds the files of a data set."""
-    from apportion.data import places, registry
-
     entry = registry.entry_of(name)
     row = _row(entry, data_dir)
     if not row["found"]:
@@ -65,8 +60,6 @@ def where(name: Name, data_dir: options.DataDir = None) -> None:
 
 def _row(entry: Entry, data_dir: Path | None) -> dict[str, str | int]:
     """What is shown of one data set."""
-    from apportion.data import places
-
     folder = None if entry.built_in else places.find(entry, data_dir)
     return {
         "name": entry.name,

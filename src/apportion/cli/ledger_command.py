@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
+from apportion.budget import Budget, Record
 from apportion.cli.options import option
 from apportion.cli.output import print_lines, screen
+from apportion.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from apportion.accounting.ledger import Ledger
@@ -33,7 +37,6 @@ def limit(
     """Make a new ledger and declare, for good, what all runs on a data set may spend together."""
     from apportion.accounting.ledger import Ledger
     from apportion.accounting.run_filter import RULES
-    from apportion.budget import Budget, Record
 
     budget = Budget(epsilon=epsilon, delta=delta, unit=Record())
     ledger = Ledger.create(path, name=name, rule=RULES[rule](budget))
@@ -101,12 +104,8 @@ def export(
     as_json: Annotated[bool, option("A JSON list.", True, "--json")] = False,
 ) -> None:
     """Print all rows with their hashes. `content` is the text that the hash covers."""
-    import csv
-    from dataclasses import asdict, fields
-
     from apportion.accounting.chain import Row
     from apportion.accounting.ledger import Ledger
-    from apportion.errors import InvalidArgument
 
     if as_csv and as_json:
         raise InvalidArgument("json", True, "--csv was given too", "Choose one format")
@@ -123,8 +122,6 @@ def export(
 
 def _facts(ledger: Ledger) -> dict[str, Any]:
     """What is shown, as data."""
-    from dataclasses import asdict
-
     rule, damage = ledger.rule, ledger.verify()
     runs = [
         {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from apportion.errors import InvalidArgument
+from apportion.training.storage import CHECKPOINTS
 
 if TYPE_CHECKING:
     from apportion.strategies.recipes import Recipe
@@ -98,7 +99,6 @@ def declared_in(kind: type) -> Callable[[Command], Command]:
 def default_spare(recipe: Recipe, steps: int) -> int:
     """Spare steps of a run of `steps`: a hundredth of it, which is enough for one crash between two checkpoints. A filter has none."""
     from apportion.planning import needs_filter
-    from apportion.training.storage import CHECKPOINTS
 
     return 0 if needs_filter(recipe) else steps // CHECKPOINTS
 

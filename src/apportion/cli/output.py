@@ -6,16 +6,16 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from apportion.data import KNOWN
 from apportion.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from apportion.reporting.result import Results, RunResult
+from apportion.reporting.result import Results, RunResult
+from apportion.reporting.series import group_series
+from apportion.training.folders import tidied
 
 _people = Console(stderr=True, highlight=False)
 TAKEN, RESERVED = "of the steps taken", "reserved, with spare steps"
@@ -52,8 +52,6 @@ def writable_folder(folder: Path) -> Path:
 @contextmanager
 def working_in(folder: Path, left_behind: Callable[[], str]) -> Iterator[None]:
     """Make `folder` for the body. If that raises, an empty one is removed; if it is interrupted, a person is told what is left."""
-    from apportion.training.folders import tidied
-
     with tidied(folder):
         writable_folder(folder)
         try:
@@ -65,8 +63,6 @@ def working_in(folder: Path, left_behind: Callable[[], str]) -> Iterator[None]:
 
 def warn_without_privacy(data: str) -> None:
     """Say what training without privacy on one's own data means."""
-    from apportion.data import KNOWN
-
     if data not in KNOWN:
         means = "its results reveal the records and must not be published"
         print_error_stream(f"warning: non-private training on {data}: {means}")
@@ -83,7 +79,6 @@ def write_results(results: Results, folder: Path) -> None:
 def show_results(results: Results, folder: Path, *, as_json: bool) -> None:
     """Write results.json and report.html into `folder`, print the table, say where to look and what to try next."""
     from apportion.reporting import write_report
-    from apportion.reporting.series import group_series
 
     write_results(results, folder)
     write_report(results, folder / "report.html")
@@ -111,8 +106,6 @@ def show_results(results: Results, folder: Path, *, as_json: bool) -> None:
 
 
 def _next_steps(run: RunResult) -> list[str]:
-    from apportion.data import KNOWN
-
     if run.data not in KNOWN:
         return ["Each further run on the same records spends a budget of its own: the sum is what they pay."]
     return [

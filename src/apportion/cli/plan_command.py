@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from apportion import validate
 from apportion.cli import options
 from apportion.cli.options import option
 from apportion.cli.output import screen, writable_folder
+from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
 from apportion.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -57,9 +59,7 @@ def plan(
 
     Example: apportion plan --data digits --epsilon 3 --out plan.json; apportion train --data digits --plan plan.json
     """
-    from apportion import validate
     from apportion.cli.compare_command import choose_recipes
-    from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
     from apportion.compare.experiment import experiment
     from apportion.reporting.plan_page import CALIBRATIONS, draw_plans, plan_facts, plan_recipe
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Column, Table
 
+from apportion import validate
 from apportion.cli import options
 from apportion.cli.options import option
 from apportion.cli.output import print_error_stream, print_lines, screen, working_in
+from apportion.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from apportion.search import SearchSettings, Trace
@@ -57,7 +60,6 @@ def search(
 
     Example: apportion search --data digits --noise-multiplier 2 --batch-size 256 --method fast --epochs 3 --runs 1 --fit
     """
-    from apportion.errors import InvalidArgument
     from apportion.search import SearchSettings
 
     if "data" not in said:
@@ -96,10 +98,6 @@ def _run(settings: SearchSettings, file: Path, data_dir: Path | None, processes:
 
 
 def _rule(method: str, said: dict[str, Any]) -> Any:
-    from dataclasses import fields
-
-    from apportion import validate
-    from apportion.errors import InvalidArgument
     from apportion.search.search_rules import RULES
 
     kind = RULES[validate.known("method", method, RULES)]

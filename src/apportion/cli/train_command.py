@@ -12,6 +12,8 @@ from apportion.cli import options
 from apportion.cli.account_command import STATEMENT
 from apportion.cli.options import option
 from apportion.cli.output import RESERVED, TAKEN, print_error_stream, show_results, warn_without_privacy, working_in
+from apportion.compare.defaults import published_population, with_training_defaults
+from apportion.compare.resolve import resolve
 from apportion.errors import ApportionError, InvalidArgument
 from apportion.extras import EXTRAS, require_extra
 
@@ -89,7 +91,6 @@ def train(
 
 def _from_options(said: dict[str, Any]) -> tuple[Experiment, Plan | None]:
     """The experiment that the options describe, and its plan; `None` for training without privacy."""
-    from apportion.compare.defaults import published_population
     from apportion.planning import plan_steps
 
     recipes, data = said.get("recipe", [options.DEFAULT_RECIPE]), said["data"]
@@ -142,7 +143,6 @@ def _from_file(said: dict[str, Any]) -> tuple[Experiment, Plan]:
 
 def _describe(said: dict[str, Any], choice: dict[str, Any]) -> Experiment:
     """What is trained and how, with the defaults of the data where nothing was said."""
-    from apportion.compare.defaults import with_training_defaults
     from apportion.compare.experiment import Experiment, experiment
 
     values = {name: value for name, value in said.items() if name in Experiment.model_fields}
@@ -157,7 +157,6 @@ def _describe(said: dict[str, Any], choice: dict[str, Any]) -> Experiment:
 def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: bool, resume: bool) -> None:
     """Train, new or resumed, and show what came of it."""
     from apportion.compare.comparison import collect_results, run_recipe
-    from apportion.compare.resolve import resolve
     from apportion.planning import Plan
 
     experiment = request.experiment
