@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from contextlib import closing
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -51,11 +52,8 @@ def limit(
 @app.command("show")
 def show(path: File, as_json: Annotated[bool, option("Print JSON for programs.", True, "--json")] = False) -> None:
     """Show the runs, what they were charged, and what is left of the limit."""
-    from apportion.accounting.ledger import Ledger
-
-    ledger = Ledger.open(path)
-    facts = _facts(ledger)
-    ledger.close()
+    with _opened(path) as ledger:
+        facts = _facts(ledger)
     if facts["damage"]:
         print(f"warning: {path} is damaged, {facts['damage']}. It can be read, but not charged.", file=sys.stderr)
     if as_json:
@@ -86,11 +84,8 @@ def verify(
     head: Annotated[str | None, option("A hash of a last row that was noted earlier.")] = None,
 ) -> None:
     """Check every row against its hash. Exits with 1 and names the first bad row if there is one."""
-    from apportion.accounting.ledger import Ledger
-
-    ledger = Ledger.open(path)
-    damage, last = ledger.verify(head), ledger.head()
-    ledger.close()
+    with _opened(path) as ledger:
+        damage, last = ledger.verify(head), ledger.head()
     if damage:
         typer.echo(f"{path} is damaged: {damage}")
         raise typer.Exit(1)
@@ -105,19 +100,23 @@ def export(
 ) -> None:
     """Print all rows with their hashes. `content` is the text that the hash covers."""
     from apportion.accounting.chain import Row
-    from apportion.accounting.ledger import Ledger
 
     if as_csv and as_json:
         raise InvalidArgument("json", True, "--csv was given too", "Choose one format")
-    ledger = Ledger.open(path)
-    rows = [asdict(row) for row in ledger.rows()]
-    ledger.close()
+    with _opened(path) as ledger:
+        rows = [asdict(row) for row in ledger.rows()]
     if as_json:
         typer.echo(json.dumps(rows, indent=1, ensure_ascii=False, default=repr))
         return
     writer = csv.DictWriter(sys.stdout, [field.name for field in fields(Row)], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
+
+
+def _opened(path: Path) -> closing[Ledger]:
+    from apportion.accounting.ledger import Ledger
+
+    return closing(Ledger.open(path))
 
 
 def _facts(ledger: Ledger) -> dict[str, Any]:
