@@ -94,12 +94,6 @@ def _run(plan: Experiment, folder: Path, data_dir: Path | None, *, skip_unfit: b
     from apportion.compare.comparison import compare as run_comparison
     from apportion.strategies.recipes import READY, RECIPES, named
 
-    if (folder / "results.json").exists():
-        stays = "its runs stay (--out names another folder)"
-        print_error_stream(f"the report and results.json in {folder} are replaced; {stays}")
-    print_error_stream(f"{plan.title}: {', '.join(choice.shown for choice in plan.recipe)} on {plan.data}")
-    if any(choice.name == "non-private" for choice in plan.recipe):
-        warn_without_privacy(plan.data)
     finished: list[RunResult] = []
 
     def announce(run: RunResult) -> None:
@@ -114,6 +108,12 @@ def _run(plan: Experiment, folder: Path, data_dir: Path | None, *, skip_unfit: b
         return f"the runs so far are in {folder / 'runs'}{report}"
 
     with working_in(folder, left_behind):
+        if (folder / "results.json").exists():
+            stays = "its runs stay (--out names another folder)"
+            print_error_stream(f"the report and results.json in {folder} are replaced; {stays}")
+        print_error_stream(f"{plan.title}: {', '.join(choice.shown for choice in plan.recipe)} on {plan.data}")
+        if any(choice.name == "non-private" for choice in plan.recipe):
+            warn_without_privacy(plan.data)
         results = run_comparison(
             plan, folder, data_dir=data_dir, progress=True, announce=announce, skip_unfit=skip_unfit
         )
