@@ -81,16 +81,12 @@ def read(entry: Entry, folder: Path) -> DataSet:
     npz = files.locate(folder, f"{entry.name}.npz")
     if npz is not None:
         return _read_npz(entry, npz)
-    if entry.name == "cifar100":
-        train_names, test_names, label_key = ["train"], ["test"], "fine_labels"
-    else:
-        train_names, test_names, label_key = [f"data_batch_{i}" for i in range(1, 6)], ["test_batch"], "labels"
-    train = _read_pickles(entry, folder, train_names, label_key)
-    test = _read_pickles(entry, folder, test_names, label_key)
-    return entry.dataset(train, test, folder)
+    *train, test = entry.layouts[0]
+    return entry.dataset(_read_pickles(entry, folder, train), _read_pickles(entry, folder, [test]), folder)
 
 
-def _read_pickles(entry: Entry, folder: Path, names: list[str], label_key: str) -> tensors.Pair:
+def _read_pickles(entry: Entry, folder: Path, names: list[str]) -> tensors.Pair:
+    label_key = "fine_labels" if entry.name == "cifar100" else "labels"
     batches = [unpickle(files.required(folder, name)) for name in names]
     if not all(label_key in batch for batch in batches):
         fix = f"Check that they belong to {entry.name}"

@@ -6,11 +6,11 @@ import gzip
 import hashlib
 import lzma
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from apportion.errors import InvalidArgument
 
-SUFFIXES = ("", ".gz", ".xz")
+_OPEN: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 FETCH_AGAIN = "Delete it and fetch the data set again"
 
 
@@ -24,7 +24,7 @@ def locate(folder: Path, name: str) -> Path | None:
     if name.endswith("/"):
         path = folder / name
         return path if path.is_dir() else None
-    paths = (folder / f"{name}{suffix}" for suffix in SUFFIXES)
+    paths = (folder / f"{name}{suffix}" for suffix in ("", *_OPEN))
     return next((path for path in paths if path.is_file()), None)
 
 
@@ -38,11 +38,7 @@ def required(folder: Path, name: str) -> Path:
 
 def open_plain(path: Path) -> IO[bytes]:
     """Open for reading the decompressed content."""
-    if path.suffix == ".gz":
-        return cast(IO[bytes], gzip.open(path, "rb"))
-    if path.suffix == ".xz":
-        return lzma.open(path, "rb")
-    return path.open("rb")
+    return cast(IO[bytes], _OPEN[path.suffix](path, "rb") if path.suffix in _OPEN else path.open("rb"))
 
 
 def read(path: Path) -> bytes:
