@@ -36,7 +36,7 @@ def account(
         ),
     ],
     delta: Annotated[float | None, option("δ. Needed for a schedule; the folder of a run has its own.")] = None,
-    everything: Annotated[bool, option("Show what every accountant says, side by side.", True, "--all")] = False,
+    everything: Annotated[bool, option("Show what every accountant says, side by side.", name="--all")] = False,
     group: Annotated[int, option("ε for so many records together, added or removed at once.")] = 1,
     figure: Annotated[
         Path | None,

@@ -42,26 +42,26 @@ class Subject:
     model: options.Model
     data: options.Data
     set: options.Settings
-    clip: Annotated[str | None, option("Your own clip strategy, from module:function.")]
-    noise: Annotated[str | None, option("Your own noise schedule, from module:function.")]
-    loss: Annotated[str | None, option("Your own loss, from module:function.", "cross entropy")]
+    clip: str = option("Your own clip strategy, from module:function.")
+    noise: str = option("Your own noise schedule, from module:function.")
+    loss: str = option("Your own loss, from module:function.", "cross entropy")
     micro_batch: options.MicroBatch
 
 
 class Replayed(Subject):
     """What is replayed."""
 
-    update: Annotated[str | None, option("Your own update strategy, from module:function.")]
+    update: str = option("Your own update strategy, from module:function.")
 
 
 class Attacked(Subject):
     """The run that is attacked."""
 
-    epsilon: Annotated[float | None, option("ε of the audited run.", "4")]
-    delta: Annotated[float | None, option("δ of the audited run.", "1e-5")]
-    sample_rate: Annotated[float | None, option("q of the audited run.", "0.5")]
-    steps: Annotated[int | None, option("Steps of the audited run.", "20")]
-    canaries: Annotated[int | None, option("At most the number of parameters; more are sharper.", "10000")]
+    epsilon: float = option("ε of the audited run.", "4")
+    delta: float = option("δ of the audited run.", "1e-5")
+    sample_rate: float = option("q of the audited run.", "0.5")
+    steps: int = option("Steps of the audited run.", "20")
+    canaries: int = option("At most the number of parameters; more are sharper.", "10000")
 
 
 @app.command("replay")
@@ -105,7 +105,7 @@ def replay(
 @app.command("run")
 @options.declared_in(Attacked)
 def run(
-    quick: Annotated[bool, option("Seconds instead of tens of seconds, and less sharp.", True, "--quick")] = False,
+    quick: Annotated[bool, option("Seconds instead of tens of seconds, and less sharp.", name="--quick")] = False,
     recipe: PrivateRecipe = "abadi",
     data_dir: options.DataDir = None,
     out: Annotated[Path, option("The page with the plot.")] = Path("runs/audit.html"),

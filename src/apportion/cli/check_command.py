@@ -26,7 +26,7 @@ def check(
     model: Annotated[str, option("linear, mlp, cnn, lstm, embedding, or your own module:function.")],
     data: options.Data = None,
     data_dir: options.DataDir = None,
-    repair: Annotated[bool, option("Show what `apportion.fix(model)` would change.", True, "--fix")] = False,
+    repair: Annotated[bool, option("Show what `apportion.fix(model)` would change.", name="--fix")] = False,
     memory_limit: Annotated[
         str | None, option("Memory for training, e.g. 2GB: shows how many records fit at one time.")
     ] = None,

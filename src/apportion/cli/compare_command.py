@@ -28,20 +28,17 @@ SHORT_LIST = ("non-private", "abadi", "default")
 class Options(options.Training):
     """What is said about an experiment, instead of a file or beside it."""
 
-    recipe: Annotated[
-        list[str] | None, option("Repeatable: names from `apportion recipes`.", "non-private, abadi, default")
-    ]
-    seeds: Annotated[
-        list[int] | None,
-        option("Repeatable; makes runs reproducible and NOT private.", "secret noise, one run", "--seed"),
-    ]
+    recipe: list[str] = option("Repeatable: names from `apportion recipes`.", "non-private, abadi, default")
+    seeds: list[int] = option(
+        "Repeatable; makes runs reproducible and NOT private.", "secret noise, one run", name="--seed"
+    )
 
 
 @options.declared_in(Options)
 def compare(
     file: Annotated[str | None, typer.Argument(help="A TOML file, or the packaged one: demo.")] = None,
     all_recipes: Annotated[
-        bool, option("Every recipe that needs nothing but the data; says which were skipped.", True, "--all-recipes")
+        bool, option("Every recipe that needs nothing but the data; says which were skipped.", name="--all-recipes")
     ] = False,
     data_dir: options.DataDir = None,
     out: Annotated[Path | None, option("Folder for report and runs.", "runs/NAME")] = None,

@@ -25,7 +25,7 @@ Name = Annotated[str, typer.Argument(help="A data set, e.g. mnist; `apportion da
 @app.command("list")
 def list_data(
     data_dir: options.DataDir = None,
-    as_json: Annotated[bool, option("Print JSON for programs.", True, "--json")] = False,
+    as_json: Annotated[bool, option("Print JSON for programs.", name="--json")] = False,
 ) -> None:
     """Show the known data sets and where each one is on this machine."""
     rows = [_row(entry, data_dir) for entry in KNOWN.values()]

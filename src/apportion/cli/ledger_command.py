@@ -50,7 +50,7 @@ def limit(
 
 
 @app.command("show")
-def show(path: File, as_json: Annotated[bool, option("Print JSON for programs.", True, "--json")] = False) -> None:
+def show(path: File, as_json: Annotated[bool, option("Print JSON for programs.", name="--json")] = False) -> None:
     """Show the runs, what they were charged, and what is left of the limit."""
     with _opened(path) as ledger:
         facts = _facts(ledger)
@@ -95,8 +95,8 @@ def verify(
 @app.command("export")
 def export(
     path: File,
-    as_csv: Annotated[bool, option("Comma-separated values (default).", True, "--csv")] = False,
-    as_json: Annotated[bool, option("A JSON list.", True, "--json")] = False,
+    as_csv: Annotated[bool, option("Comma-separated values (default).", name="--csv")] = False,
+    as_json: Annotated[bool, option("A JSON list.", name="--json")] = False,
 ) -> None:
     """Print all rows with their hashes. `content` is the text that the hash covers."""
     from apportion.accounting.chain import Row

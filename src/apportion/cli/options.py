@@ -22,9 +22,12 @@ DEFAULT_RECIPE = "default"
 DEFAULT_RECIPE_SHOWN = "the one called default; `apportion recipes default` explains it"
 
 
-def option(about: str, default: str | bool = True, *names: str, **more: Any) -> Any:
-    """An option of a command, for `Annotated`: what it is about, and the words for its default, if the value is not to be shown."""
-    return typer.Option(*names, help=about, show_default=default, **more)
+def option(about: str, default: str | bool = True, *, name: str | None = None, **more: Any) -> Any:
+    """An option of a command: what it is about, the words for its default, if the value is not to be shown, and another name.
+
+    A parameter of a command has it in `Annotated`; a class for `declared_in` assigns it to an annotated name.
+    """
+    return typer.Option(*([name] if name else []), help=about, show_default=default, **more)
 
 
 Data = Annotated[str | None, option("Built-in name (`apportion data list`), folder:PATH, or your own module:function.")]
@@ -33,11 +36,11 @@ Model = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    option("A hyper-parameter, e.g. clip.start=0.5. Repeatable.", True, "--set", metavar="ROLE.PARAMETER=VALUE"),
+    option("A hyper-parameter, e.g. clip.start=0.5. Repeatable.", name="--set", metavar="ROLE.PARAMETER=VALUE"),
 ]
 MicroBatch = Annotated[int | None, option("Records held in memory at a time; changes no result.")]
 DataDir = Annotated[Path | None, option("A place to look for data before all others.")]
-Json = Annotated[bool, option("Print JSON on the last line of standard output, all else elsewhere.", True, "--json")]
+Json = Annotated[bool, option("Print JSON on the last line of standard output, all else elsewhere.", name="--json")]
 
 
 class Subject:
@@ -45,30 +48,30 @@ class Subject:
 
     data: Data
     model: Model
-    activation: Annotated[str | None, option("relu or tanh, for a built-in model.", "the model's own")]
+    activation: str = option("relu or tanh, for a built-in model.", "the model's own")
 
 
 class Optimiser:
     """How a model is updated."""
 
-    lr: Annotated[float | None, option("Learning rate.", "0.5; of digits 2.0")]
-    optimizer: Annotated[str | None, option("sgd, momentum (0.9), adam, adamw or rmsprop.", "sgd")]
-    momentum: Annotated[float | None, option("Of the optimiser sgd.", "0")]
+    lr: float = option("Learning rate.", "0.5; of digits 2.0")
+    optimizer: str = option("sgd, momentum (0.9), adam, adamw or rmsprop.", "sgd")
+    momentum: float = option("Of the optimiser sgd.", "0")
 
 
 class Planned:
     """What a plan says."""
 
-    recipe: Annotated[list[str] | None, option("A name from `apportion recipes`.", DEFAULT_RECIPE_SHOWN)]
+    recipe: list[str] = option("A name from `apportion recipes`.", DEFAULT_RECIPE_SHOWN)
     set: Settings
-    epsilon: Annotated[float | None, option("ε, the privacy loss to spend.")]
-    delta: Annotated[float | None, option("δ, below 1/population.")]
-    unit: Annotated[str | None, option("Whom the guarantee protects: record.")]
-    population: Annotated[int | None, option("Declared number of records: a public figure, never counted.")]
-    sample_rate: Annotated[float | None, option("q, the probability of a record to join a batch.", "of digits 0.2")]
-    steps: Annotated[int | None, option("Number of updates.", "of digits 200")]
-    epochs: Annotated[float | None, option("Instead of --steps; an epoch is round(1/q) steps.", "10")]
-    batch_size: Annotated[int | None, option("Instead of --sample-rate: expected batch size.", "512")]
+    epsilon: float = option("ε, the privacy loss to spend.")
+    delta: float = option("δ, below 1/population.")
+    unit: str = option("Whom the guarantee protects: record.")
+    population: int = option("Declared number of records: a public figure, never counted.")
+    sample_rate: float = option("q, the probability of a record to join a batch.", "of digits 0.2")
+    steps: int = option("Number of updates.", "of digits 200")
+    epochs: float = option("Instead of --steps; an epoch is round(1/q) steps.", "10")
+    batch_size: int = option("Instead of --sample-rate: expected batch size.", "512")
 
 
 class Training(Optimiser, Planned, Subject):
@@ -80,6 +83,8 @@ class Training(Optimiser, Planned, Subject):
 def declared_in(kind: type) -> Callable[[Command], Command]:
     """Give a command the options that `kind` and its bases declare, before its own. Its `**said` has those that a person gave."""
     declared = get_type_hints(kind, include_extras=True)
+    for name in {name for name in declared if hasattr(kind, name)}:
+        declared[name] = Annotated[declared[name] | None, getattr(kind, name)]
     options = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=one, default=None) for name, one in declared.items()]
 
     def decorate(command: Command) -> Command:

@@ -27,9 +27,7 @@ _WIDTH = 48
 class Options(options.Planned):
     """What is planned."""
 
-    recipe: Annotated[
-        list[str] | None, option("Repeatable, to lay plans over each other.", options.DEFAULT_RECIPE_SHOWN)
-    ]
+    recipe: list[str] = option("Repeatable, to lay plans over each other.", options.DEFAULT_RECIPE_SHOWN)
     data: options.Data
 
 

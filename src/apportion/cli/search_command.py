@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 class Options(options.Optimiser, options.Subject):
     """What is said about the search and the private run that it is for."""
 
-    noise_multiplier: Annotated[float | None, option("z of the private run, as `apportion plan` tells it.")]
-    epochs: Annotated[int | None, option("How many thresholds to find.", "1")]
-    runs: Annotated[int | None, option("Searches of the first epoch, whose mean is C₀.", "5")]
-    start: Annotated[float | None, option("The smallest candidate.", "0.05")]
-    maximum: Annotated[float | None, option("The largest candidate.", "2.0")]
-    step: Annotated[float | None, option("greedy: from one candidate to the next.", "0.01")]
-    tolerance: Annotated[float | None, option("greedy: ends when a candidate scores so much below the best.", "0.02")]
-    batch_size: Annotated[int | None, option("Expected batch size, as in the private run.", "1024")]
-    lr: Annotated[float | None, option("Learning rate of that run.", "1.0")]
+    noise_multiplier: float = option("z of the private run, as `apportion plan` tells it.")
+    epochs: int = option("How many thresholds to find.", "1")
+    runs: int = option("Searches of the first epoch, whose mean is C₀.", "5")
+    start: float = option("The smallest candidate.", "0.05")
+    maximum: float = option("The largest candidate.", "2.0")
+    step: float = option("greedy: from one candidate to the next.", "0.01")
+    tolerance: float = option("greedy: ends when a candidate scores so much below the best.", "0.02")
+    batch_size: int = option("Expected batch size, as in the private run.", "1024")
+    lr: float = option("Learning rate of that run.", "1.0")
 
 
 @options.declared_in(Options)
 def search(
     public: Annotated[
         bool,
-        option("You declare: anything about this data may be published. Not needed for benchmarks.", True, "--public"),
+        option("You declare: anything about this data may be published. Not needed for benchmarks.", name="--public"),
     ] = False,
     method: Annotated[str, option("greedy: as published. fast: at most ten candidates an epoch.")] = "greedy",
     seed: Annotated[int, option("The same seed gives the same search.")] = 0,
     processes: Annotated[
         int | None, option("Candidates trained at one time; changes no result.", "one for each core")
     ] = None,
-    fit: Annotated[bool, option("Print C₀ and a of the decay C₀/t^a that fits best.", True, "--fit")] = False,
+    fit: Annotated[bool, option("Print C₀ and a of the decay C₀/t^a that fits best.", name="--fit")] = False,
     data_dir: options.DataDir = None,
     out: Annotated[Path | None, option("The file; one that is there is gone on with.", "runs/search-DATA.json")] = None,
     as_json: options.Json = False,

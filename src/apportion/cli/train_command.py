@@ -26,21 +26,15 @@ if TYPE_CHECKING:
 class Options(options.Training):
     """What is said about a new run; a resumed one knows it."""
 
-    plan: Annotated[Path | None, option("Execute this plan, written by `apportion plan --out`.")]
-    seed: Annotated[int | None, option("Makes the run reproducible and NOT private: for tests.")]
-    ledger: Annotated[Path | None, option("The shared ledger of the data set (`apportion ledger limit`).")]
-    out: Annotated[Path | None, option("A new folder for the run.", "runs/RECIPE-DATA")]
-    recovery: Annotated[
-        str | None,
-        option(
-            "fresh: lost steps are drawn and paid anew. exact: repeated bit for bit, from a key in secret/.", "fresh"
-        ),
-    ]
-    spare: Annotated[
-        int | None,
-        option("Steps that can be taken again after a crash; they are paid for.", "a hundredth of the run"),
-    ]
-    checkpoint_every: Annotated[int | None, option("Steps between two checkpoints.", "a hundredth of the run")]
+    plan: Path = option("Execute this plan, written by `apportion plan --out`.")
+    seed: int = option("Makes the run reproducible and NOT private: for tests.")
+    ledger: Path = option("The shared ledger of the data set (`apportion ledger limit`).")
+    out: Path = option("A new folder for the run.", "runs/RECIPE-DATA")
+    recovery: str = option(
+        "fresh: lost steps are drawn and paid anew. exact: repeated bit for bit, from a key in secret/.", "fresh"
+    )
+    spare: int = option("Steps that can be taken again after a crash; they are paid for.", "a hundredth of the run")
+    checkpoint_every: int = option("Steps between two checkpoints.", "a hundredth of the run")
 
 
 @options.declared_in(Options)
