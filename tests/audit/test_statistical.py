@@ -21,7 +21,7 @@ from apportion.audit.canaries import (
 from apportion.audit.guessing import threshold_test
 from apportion.audit.statistical import audit
 from apportion.audit.verdict import ABOVE, BELOW
-from apportion.cli import audit_run_command as audit_run
+from apportion.cli import audit_command as audit_run
 from apportion.cli.main import main
 from apportion.curator import curator, mechanisms
 from apportion.curator.clipping import as_gradients

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from apportion import validate
+from apportion.accounting.schedules import read_schedule
 from apportion.cli import options
-from apportion.cli.output import RESERVED, TAKEN, print_error_stream
+from apportion.cli.options import option
+from apportion.cli.output import RESERVED, TAKEN, print_error_stream, print_lines, screen
 from apportion.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -29,18 +35,12 @@ def account(
             help="A schedule (.csv with sample_rate, noise_multiplier, count; .json; Opacus's history), or the folder of a run."
         ),
     ],
-    delta: Annotated[
-        float | None,
-        typer.Option(help="δ. Needed for a schedule; the folder of a run has its own.", show_default=False),
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Show what every accountant says, side by side.")] = False,
-    group: Annotated[int, typer.Option(help="ε for so many records together, added or removed at once.")] = 1,
+    delta: Annotated[float | None, option("δ. Needed for a schedule; the folder of a run has its own.")] = None,
+    everything: Annotated[bool, option("Show what every accountant says, side by side.", name="--all")] = False,
+    group: Annotated[int, option("ε for so many records together, added or removed at once.")] = 1,
     figure: Annotated[
         Path | None,
-        typer.Option(
-            help="Write a page here: constant noise planned for ε between 0.1 and 4, and what it really costs.",
-            show_default=False,
-        ),
+        option("Write a page here: constant noise planned for ε between 0.1 and 4, and what it really costs."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -51,32 +51,22 @@ def account(
     A run whose stated ε differs from dp_accounting's by more than 0.5 % is an error, with exit code 1.
     """
     from apportion.accounting.comparisons import compare_accountants
-    from apportion.accounting.schedules import read_schedule
 
     if group != 1 and (everything or figure or path.is_dir()):
-        raise InvalidArgument(
-            "group",
-            group,
-            "only PLD prices a schedule for several records together",
-            "Leave --all, --figure or the run out",
-        )
-    problems: list[str] = []
+        reason = "only PLD prices a schedule for several records together"
+        raise InvalidArgument("group", group, reason, "Leave --all, --figure or the run out")
     if path.is_dir():
         facts, events = _read_run(path)
         delta = facts["delta"] if delta is None else delta
-        content, problems = _verify(facts, events, delta)
-        content = {"run": str(path)} | content
+        content = {"run": str(path)} | _verify(facts, events, delta)
     else:
         events = read_schedule(path)
         if delta is None:
-            raise InvalidArgument(
-                "delta", None, "a schedule alone does not say it", "Pass --delta, less than 1/records"
-            )
+            fix = "Pass --delta, less than 1/records"
+            raise InvalidArgument("delta", None, "a schedule alone does not say it", fix)
         content = {"schedule": str(path)} | _price(events, delta, group)
     rows = compare_accountants(events, delta) if everything else []
     if everything:
-        from dataclasses import asdict
-
         content["accountants"] = [asdict(row) | {"standing": row.standing} for row in rows]
     if figure is not None:
         content["figure"] = str(_write_figure(events, delta, figure))
@@ -84,9 +74,9 @@ def account(
         typer.echo(json.dumps(content))
     else:
         _show(content, rows)
-    for problem in problems:
+    for problem in content.get("problems", ()):
         print_error_stream(f"error: {problem}")
-    if problems:
+    if content.get("problems"):
         raise typer.Exit(1)
 
 
@@ -101,9 +91,8 @@ def _price(events: Mapping[Event, int], delta: float, group: int) -> dict[str, A
 def _finite(epsilon: float) -> float:
     """Refuse a price that is not worth a number."""
     if epsilon == math.inf:
-        raise InvalidArgument(
-            "path", "the schedule", "its steps cost so much that nothing is protected", "Check rates, noise and counts"
-        )
+        reason = "its steps cost so much that nothing is protected"
+        raise InvalidArgument("path", "the schedule", reason, "Check rates, noise and counts")
     return epsilon
 
 
@@ -117,9 +106,8 @@ def _read_run(folder: Path) -> tuple[dict[str, Any], Mapping[Event, int]]:
 
     for part in (STATEMENT, LEDGER):
         if not (folder / part).is_file():
-            raise InvalidArgument(
-                "path", str(folder), f"it holds no {part}", "Name a .csv or .json file, or the folder of a private run"
-            )
+            fix = "Name a .csv or .json file, or the folder of a private run"
+            raise InvalidArgument("path", str(folder), f"it holds no {part}", fix)
     try:
         facts = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))
         validate.delta(facts["delta"])
@@ -134,13 +122,12 @@ def _read_run(folder: Path) -> tuple[dict[str, Any], Mapping[Event, int]]:
     damage, events = ledger.verify(), ledger.counts()
     ledger.close()
     if damage:
-        raise InvalidArgument(
-            "path", str(folder / LEDGER), f"the ledger is damaged ({damage})", "Restore it from a backup"
-        )
+        reason = f"the ledger is damaged ({damage})"
+        raise InvalidArgument("path", str(folder / LEDGER), reason, "Restore it from a backup")
     return facts, events
 
 
-def _verify(facts: dict[str, Any], events: Mapping[Event, int], delta: float) -> tuple[dict[str, Any], list[str]]:
+def _verify(facts: dict[str, Any], events: Mapping[Event, int], delta: float) -> dict[str, Any]:
     """Our price and the independent one, and what does not fit together."""
     from apportion.accounting.accountant import PrivacyLossAccountant
     from apportion.accounting.verification import TOLERANCE, independent_price
@@ -161,7 +148,7 @@ def _verify(facts: dict[str, Any], events: Mapping[Event, int], delta: float) ->
     ]
     if delta == facts["delta"] and facts["epsilon"] < independent.lowest * (1 - TOLERANCE):
         problems.append(f"the guarantee ε = {facts['epsilon']:.4f} is less than the charges cost: {theirs}")
-    content = _facts_of(events, delta) | {
+    return _facts_of(events, delta) | {
         "private": facts["private"],
         "guarantee": facts["epsilon"],
         "stated": claims.get("stated"),
@@ -170,7 +157,6 @@ def _verify(facts: dict[str, Any], events: Mapping[Event, int], delta: float) ->
         "agrees": not problems,
         "problems": problems,
     }
-    return content, problems
 
 
 def _between(lowest: float, highest: float) -> str:
@@ -182,47 +168,24 @@ def _write_figure(events: Mapping[Event, int], delta: float, out: Path) -> Path:
 
     rates = {event.sample_rate for event in events}
     if len(rates) != 1:
-        raise InvalidArgument(
-            "figure",
-            str(out),
-            f"plans are drawn for one sampling rate, and here are {len(rates)}",
-            "Split the schedule",
-        )
+        reason = f"plans are drawn for one sampling rate, and here are {len(rates)}"
+        raise InvalidArgument("figure", str(out), reason, "Split the schedule")
     return write_plans(out, sample_rate=rates.pop(), steps=sum(events.values()), delta=delta)
 
 
 def _show(content: dict[str, Any], rows: list[Comparison]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(highlight=False)
+    console = screen()
     steps = f"{content['steps']:,} steps, {content['different_steps']:,} different, δ = {content['delta']:g}"
     if "run" in content:
-        theirs = content["dp_accounting"]
-        table = Table("ε", "value", title=Text(f"{content['run']}: {steps}"))
-        if content["stated"] is not None:
-            table.add_row(f"stated, {RESERVED}: the guarantee", f"{content['guarantee']:.4f}")
-            table.add_row(f"stated, {TAKEN}", f"{content['stated']:.4f}")
-        table.add_row(f"recomputed from the ledger, {TAKEN}, Apportion's PLD", f"{content['recomputed']:.4f}")
-        table.add_row(
-            f"recomputed from the ledger, {TAKEN}, dp_accounting's PLD", _between(theirs["lowest"], theirs["highest"])
-        )
-        console.print(table)
-        if theirs["rounded"]:
-            console.print(
-                "dp_accounting is too slow for so many different multipliers. They were rounded to 40, up and down: the true "
-                "price lies between the two."
-            )
-        if not content["private"]:
-            console.print(Text("A seed made the noise predictable: this run is NOT private.", style="bold red"))
-        if content["agrees"]:
-            console.print(f"Those {TAKEN} agree within 0.5 %.")
+        _show_run(console, content, steps)
     else:
         whom = "one record" if content["group"] == 1 else f"{content['group']} records together"
-        console.print(f"{content['schedule']}: {steps}", soft_wrap=True, markup=False)
-        console.print(f"ε = {content['epsilon']:.4f} for {whom}, by {content['accountant']}", soft_wrap=True)
-        console.print("This holds if every batch was a Poisson sample and the schedule was fixed in advance.")
+        print_lines(
+            console,
+            f"{content['schedule']}: {steps}",
+            f"ε = {content['epsilon']:.4f} for {whom}, by {content['accountant']}",
+            "This holds if every batch was a Poisson sample and the schedule was fixed in advance.",
+        )
     if rows:
         table = Table("accountant", "ε", "what it is worth", "note")
         for row in rows:
@@ -230,4 +193,24 @@ def _show(content: dict[str, Any], rows: list[Comparison]) -> None:
             table.add_row(row.name, "refused" if row.epsilon is None else f"{row.epsilon:.4f}", worth, row.note)
         console.print(table)
     if "figure" in content:
-        console.print(f"Look at   {content['figure']}", soft_wrap=True, markup=False)
+        print_lines(console, f"Look at   {content['figure']}")
+
+
+def _show_run(console: Console, content: dict[str, Any], steps: str) -> None:
+    theirs, recomputed = content["dp_accounting"], f"recomputed from the ledger, {TAKEN}"
+    table = Table("ε", "value", title=Text(f"{content['run']}: {steps}"))
+    if content["stated"] is not None:
+        table.add_row(f"stated, {RESERVED}: the guarantee", f"{content['guarantee']:.4f}")
+        table.add_row(f"stated, {TAKEN}", f"{content['stated']:.4f}")
+    table.add_row(f"{recomputed}, Apportion's PLD", f"{content['recomputed']:.4f}")
+    table.add_row(f"{recomputed}, dp_accounting's PLD", _between(theirs["lowest"], theirs["highest"]))
+    console.print(table)
+    if theirs["rounded"]:
+        console.print(
+            "dp_accounting is too slow for so many different multipliers. They were rounded to 40, up and down: the true "
+            "price lies between the two."
+        )
+    if not content["private"]:
+        console.print(Text("A seed made the noise predictable: this run is NOT private.", style="bold red"))
+    if content["agrees"]:
+        console.print(f"Those {TAKEN} agree within 0.5 %.")

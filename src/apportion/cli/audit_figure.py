@@ -22,39 +22,29 @@ def write_audit(result: AuditResult, out: Path) -> Path:
     )
     panels = ("scores of the canaries", f"ε at δ = {result.delta:g}")
     figure = make_page_figure(title, panels, widths=(0.6, 0.4))
-    _draw_scores(figure, result)
-    _draw_bounds(figure, result)
+    _draw_scores(figure, result, {"row": 1, "col": 1})
+    _draw_bounds(figure, result, {"row": 1, "col": 2})
     figure.update_layout(barmode="overlay", bargap=0.4)
     return write_page(figure, out, "out")
 
 
-def _draw_scores(figure: Any, result: AuditResult) -> None:
+def _draw_scores(figure: Any, result: AuditResult, place: dict[str, int]) -> None:
     scores = np.array(result.members + result.others)
     lower, middle, upper = np.quantile(scores, (0.25, 0.5, 0.75))
     reach = _SHOWN * (upper - lower)
     low, high = max(scores.min(), middle - reach), min(scores.max(), middle + reach)
-    for name, values, colour in (
-        ("not in the data", result.others, choose_colour(1)),
-        ("in the data", result.members, choose_colour(0)),
-    ):
+    for name, values, number in (("not in the data", result.others, 1), ("in the data", result.members, 0)):
         counts, edges = np.histogram(np.clip(values, low, high), bins=80, range=(low, high))
-        figure.add_bar(
-            x=(edges[:-1] + edges[1:]) / 2,
-            y=counts,
-            width=np.diff(edges),
-            name=name,
-            marker={"color": colour, "opacity": 0.55, "line": {"width": 0}},
-            row=1,
-            col=1,
-        )
-    figure.add_vline(
-        x=float(np.clip(result.threshold, low, high)), line_dash="dash", annotation_text="threshold", row=1, col=1
-    )
-    figure.update_xaxes(title="log-likelihood ratio, summed over the steps", row=1, col=1)
-    figure.update_yaxes(title="canaries", row=1, col=1)
+        bars = {"x": (edges[:-1] + edges[1:]) / 2, "y": counts, "width": np.diff(edges)}
+        marker = {"color": choose_colour(number), "opacity": 0.55, "line": {"width": 0}}
+        figure.add_bar(**bars, name=name, marker=marker, **place)
+    threshold = float(np.clip(result.threshold, low, high))
+    figure.add_vline(x=threshold, line_dash="dash", annotation_text="threshold", **place)
+    figure.update_xaxes(title="log-likelihood ratio, summed over the steps", **place)
+    figure.update_yaxes(title="canaries", **place)
 
 
-def _draw_bounds(figure: Any, result: AuditResult) -> None:
+def _draw_bounds(figure: Any, result: AuditResult, place: dict[str, int]) -> None:
     view = "Gaussian view" if result.gaussian_is_exact else "Gaussian view<br>(heuristic)"
     bars = {view: result.gaussian_epsilon, "one run": result.one_run_epsilon}
     figure.add_bar(
@@ -63,14 +53,8 @@ def _draw_bounds(figure: Any, result: AuditResult) -> None:
         text=[f"≥ {value:.2f}" for value in bars.values()],
         marker={"color": FAILED if result.exceeded else PASSED},
         showlegend=False,
-        row=1,
-        col=2,
+        **place,
     )
-    figure.add_hline(
-        y=result.claimed_epsilon,
-        line={"color": INK, "dash": "dash"},
-        annotation_text=f"claimed: ≤ {result.claimed_epsilon:.2f}",
-        row=1,
-        col=2,
-    )
-    figure.update_yaxes(title="lower bound", rangemode="tozero", row=1, col=2)
+    claim = f"claimed: ≤ {result.claimed_epsilon:.2f}"
+    figure.add_hline(y=result.claimed_epsilon, line={"color": INK, "dash": "dash"}, annotation_text=claim, **place)
+    figure.update_yaxes(title="lower bound", rangemode="tozero", **place)

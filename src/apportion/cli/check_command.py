@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from apportion.cli import options
+from apportion.cli.options import option
+from apportion.cli.output import print_lines, screen
+from apportion.compare.resolve import load_example, load_model
+from apportion.execution import format_bytes
+
+if TYPE_CHECKING:
+    from apportion.models.check import ModelCheck
+    from apportion.models.inspection import Inspection
 
 
 def check(
-    model: Annotated[str, typer.Option(help="linear, mlp, cnn, lstm, embedding, or your own module:function.")],
+    model: Annotated[str, option("linear, mlp, cnn, lstm, embedding, or your own module:function.")],
     data: options.Data = None,
     data_dir: options.DataDir = None,
-    repair: Annotated[bool, typer.Option("--fix", help="Show what `apportion.fix(model)` would change.")] = False,
+    repair: Annotated[bool, option("Show what `apportion.fix(model)` would change.", name="--fix")] = False,
     memory_limit: Annotated[
-        str | None,
-        typer.Option(help="Memory for training, e.g. 2GB: shows how many records fit at one time.", show_default=False),
+        str | None, option("Memory for training, e.g. 2GB: shows how many records fit at one time.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -27,12 +37,6 @@ def check(
     With data (built-in models use `digits`) it also says which engine computes the per-record gradients, and by which rule, what
     memory that takes, and about what it costs.
     """
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    from apportion.compare.resolve import load_example, load_model
-    from apportion.execution import format_bytes
     from apportion.models.check import check as check_model
     from apportion.models.fix import fix
     from apportion.models.inspection import inspect
@@ -44,37 +48,39 @@ def check(
     changes = fix(subject).changes if repair else ()
     if as_json:
         content = {"ok": found.ok, "parameters": found.parameters, "layers": [asdict(layer) for layer in found.layers]}
-        typer.echo(
-            json.dumps(content | {"changes": list(changes), "engine": None if engine is None else asdict(engine)})
-        )
+        content |= {"changes": list(changes), "engine": None if engine is None else asdict(engine)}
+        typer.echo(json.dumps(content))
     else:
-        console = Console(highlight=False)
-        table = Table("layer", "kind", "parameters", "private training", "per-record norms")
-        for layer in found.layers:
-            verdict = "yes" if layer.problem is None else f"no: {layer.problem} → {layer.remedy}"
-            prefix = "" if layer.name == "(model)" else f"{layer.name}."
-            rules = {} if engine is None else engine.kernels
-            own = dict.fromkeys(rule for name, rule in rules.items() if name.startswith(prefix))
-            table.add_row(*map(escape, (layer.name, layer.kind, f"{layer.parameters:,}", verdict, ", ".join(own))))
-        console.print(table)
-        for change in changes:
-            console.print(f"fix: {change}", markup=False)
-        if found.ok:
-            console.print(f"All {found.parameters:,} parameters can be trained privately.")
-            if engine is not None:
-                console.print(f"Engine: {engine.mode}.")
-                for reason in engine.reasons:
-                    console.print(f"Slower than it could be: {reason}.", markup=False)
-                for path in engine.fallbacks:
-                    console.print(f"{path} has no rule of its own and runs record by record.", markup=False)
-                console.print(
-                    f"Memory, predicted: {format_bytes(engine.memory)} with {engine.physical_batch:,} records at one time, "
-                    f"{format_bytes(engine.memory_per_record)} for each further record; the data comes on top."
-                )
-                console.print(
-                    f"Time, a quick estimate: a private gradient takes {engine.relative_cost:.1f} times an ordinary one."
-                )
-        elif not repair:
-            console.print("`apportion check --fix` shows what apportion.fix(model) would change.")
+        _show(found, engine, changes)
+        if not (found.ok or repair):
+            typer.echo("`apportion check --fix` shows what apportion.fix(model) would change.")
     if not found.ok:
         raise typer.Exit(1)
+
+
+def _show(found: ModelCheck, engine: Inspection | None, changes: Sequence[str]) -> None:
+    console = screen()
+    table = Table("layer", "kind", "parameters", "private training", "per-record norms")
+    for layer in found.layers:
+        verdict = "yes" if layer.problem is None else f"no: {layer.problem} → {layer.remedy}"
+        prefix = "" if layer.name == "(model)" else f"{layer.name}."
+        rules = {} if engine is None else engine.kernels
+        own = dict.fromkeys(rule for name, rule in rules.items() if name.startswith(prefix))
+        table.add_row(*map(escape, (layer.name, layer.kind, f"{layer.parameters:,}", verdict, ", ".join(own))))
+    console.print(table)
+    print_lines(console, *(f"fix: {change}" for change in changes))
+    if found.ok:
+        print_lines(console, f"All {found.parameters:,} parameters can be trained privately.")
+    if engine is not None:
+        print_lines(console, *_describe(engine))
+
+
+def _describe(engine: Inspection) -> list[str]:
+    return [
+        f"Engine: {engine.mode}.",
+        *(f"Slower than it could be: {reason}." for reason in engine.reasons),
+        *(f"{path} has no rule of its own and runs record by record." for path in engine.fallbacks),
+        f"Memory, predicted: {format_bytes(engine.memory)} with {engine.physical_batch:,} records at one time, "
+        f"{format_bytes(engine.memory_per_record)} for each further record; the data comes on top.",
+        f"Time, a quick estimate: a private gradient takes {engine.relative_cost:.1f} times an ordinary one.",
+    ]

@@ -9,63 +9,41 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from apportion import validate
 from apportion.cli import options
-from apportion.cli.output import (
-    print_error_stream,
-    show_results,
-    warn_without_privacy,
-    writable_folder,
-    write_results,
-)
+from apportion.cli.options import option
+from apportion.cli.output import print_error_stream, show_results, warn_without_privacy, working_in, write_results
+from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
 from apportion.errors import InvalidArgument
 from apportion.extras import EXTRAS, require_extra
+from apportion.reporting.result import NotRun, Results, RunResult
 
 if TYPE_CHECKING:
     from apportion.compare.experiment import Experiment
-    from apportion.reporting.result import Results
 
 SHORT_LIST = ("non-private", "abadi", "default")
 """What is compared if nobody says."""
 
 
+class Options(options.Training):
+    """What is said about an experiment, instead of a file or beside it."""
+
+    recipe: list[str] = option("Repeatable: names from `apportion recipes`.", "non-private, abadi, default")
+    seeds: list[int] = option(
+        "Repeatable; makes runs reproducible and NOT private.", "secret noise, one run", name="--seed"
+    )
+
+
+@options.declared_in(Options)
 def compare(
-    file: Annotated[
-        str | None, typer.Argument(help="A TOML file, or the packaged one: demo.", show_default=False)
-    ] = None,
-    data: options.Data = None,
-    model: options.Model = None,
-    activation: options.Activation = None,
-    recipe: Annotated[
-        list[str] | None,
-        typer.Option(help="Repeatable: names from `apportion recipes`.", show_default="non-private, abadi, default"),
-    ] = None,
+    file: Annotated[str | None, typer.Argument(help="A TOML file, or the packaged one: demo.")] = None,
     all_recipes: Annotated[
-        bool,
-        typer.Option("--all-recipes", help="Every recipe that needs nothing but the data; says which were skipped."),
+        bool, option("Every recipe that needs nothing but the data; says which were skipped.", name="--all-recipes")
     ] = False,
-    settings: options.Settings = None,
-    epsilon: options.Epsilon = None,
-    delta: options.Delta = None,
-    unit: options.Unit = None,
-    population: options.Population = None,
-    sample_rate: options.SampleRate = None,
-    steps: options.Steps = None,
-    epochs: options.Epochs = None,
-    batch_size: options.BatchSize = None,
-    lr: options.LearningRate = None,
-    optimizer: options.Optimizer = None,
-    momentum: options.Momentum = None,
-    micro_batch: options.MicroBatch = None,
-    seed: Annotated[
-        list[int] | None,
-        typer.Option(help="Repeatable; makes runs reproducible and NOT private.", show_default="secret noise, one run"),
-    ] = None,
     data_dir: options.DataDir = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for report and runs.", show_default="runs/NAME"),
-    ] = None,
+    out: Annotated[Path | None, option("Folder for report and runs.", "runs/NAME")] = None,
     as_json: options.Json = False,
+    **said: Any,
 ) -> None:
     """Train several recipes on one data set and write report.html and results.json.
 
@@ -75,23 +53,16 @@ def compare(
     Examples: apportion compare demo --epsilon 1; apportion compare --data digits --all-recipes --epsilon 3
     """
     require_extra("report", *EXTRAS["report"])  # before anything is trained for it
-    from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
     from apportion.compare.experiment import experiment
     from apportion.strategies.recipes import READY
 
-    if all_recipes and (file is not None or recipe):
-        raise InvalidArgument(
-            "all-recipes",
-            True,
-            "a file or single recipes were named as well",
-            "Pass --data, or leave --all-recipes out",
-        )
-    said = options.given_settings(locals()) | ({"seeds": seed} if seed else {})
+    recipes, settings = said.pop("recipe", None), options.parse_settings(said.pop("set", None))
+    if all_recipes and (file is not None or recipes):
+        reason = "a file or single recipes were named as well"
+        raise InvalidArgument("all-recipes", True, reason, "Pass --data, or leave --all-recipes out")
     from_file = _read(file)
     values = {"data": "digits"} | _override(from_file, said)
-    values["recipe"] = choose_recipes(
-        from_file.get("recipe"), list(READY) if all_recipes else recipe, options.parse_settings(settings)
-    )
+    values["recipe"] = choose_recipes(from_file.get("recipe"), list(READY) if all_recipes else recipes, settings)
     plan = experiment(with_benchmark_budget(with_training_defaults(values)))
     plan.check()
     name = Path(file).stem if file else f"compare-{plan.data}".replace(":", "-").replace("/", "-")
@@ -108,13 +79,9 @@ def _read(file: str | None) -> dict[str, Any]:
 
     values = {} if file is None else read_file(find_file(file))
     if "experiment" in values:
-        raise InvalidArgument(
-            "file",
-            file,
-            "it holds [[experiment]], and a comparison is a single experiment",
-            "Write its settings at the top of the file, with [[recipe]] for each recipe. The studies in the repository of "
-            "the library are run by `python -m reproduction run FILE`",
-        )
+        reason = "it holds [[experiment]], and a comparison is a single experiment"
+        fix = "Write its settings at the top of the file, with [[recipe]] for each recipe. The studies in the repository of "
+        raise InvalidArgument("file", file, reason, f"{fix}the library are run by `python -m reproduction run FILE`")
     return values
 
 
@@ -122,19 +89,8 @@ def _run(plan: Experiment, folder: Path, data_dir: Path | None, *, skip_unfit: b
     """Run the comparison and return its results. results.json is replaced after each run, so that an interruption keeps what is done."""
     from apportion.compare.comparison import collect_results
     from apportion.compare.comparison import compare as run_comparison
-    from apportion.reporting.result import NotRun, RunResult
     from apportion.strategies.recipes import READY, RECIPES, named
-    from apportion.training.folders import missing_folders, remove_empty
 
-    made = missing_folders(folder)
-    writable_folder(folder)
-    if (folder / "results.json").exists():
-        print_error_stream(
-            f"the report and results.json in {folder} are replaced; its runs stay (--out names another folder)"
-        )
-    print_error_stream(f"{plan.title}: {', '.join(choice.shown for choice in plan.recipe)} on {plan.data}")
-    if any(choice.name == "non-private" for choice in plan.recipe):
-        warn_without_privacy(plan.data)
     finished: list[RunResult] = []
 
     def announce(run: RunResult) -> None:
@@ -144,16 +100,20 @@ def _run(plan: Experiment, folder: Path, data_dir: Path | None, *, skip_unfit: b
         score = f"{run.test_accuracy or 0:.1%} accuracy"
         print_error_stream(f"{run.recipe:<20} {score}, {spent}, {run.seconds or 0:.1f} s")
 
-    try:
+    def left_behind() -> str:
+        report = f", and `apportion report {folder}` shows them" if finished else ""
+        return f"the runs so far are in {folder / 'runs'}{report}"
+
+    with working_in(folder, left_behind):
+        if (folder / "results.json").exists():
+            stays = "its runs stay (--out names another folder)"
+            print_error_stream(f"the report and results.json in {folder} are replaced; {stays}")
+        print_error_stream(f"{plan.title}: {', '.join(choice.shown for choice in plan.recipe)} on {plan.data}")
+        if any(choice.name == "non-private" for choice in plan.recipe):
+            warn_without_privacy(plan.data)
         results = run_comparison(
             plan, folder, data_dir=data_dir, progress=True, announce=announce, skip_unfit=skip_unfit
         )
-    except BaseException as error:
-        remove_empty(made)
-        if isinstance(error, KeyboardInterrupt):
-            report = f", and `apportion report {folder}` shows them" if finished else ""
-            print_error_stream(f"interrupted: the runs so far are in {folder / 'runs'}{report}")
-        raise
     if skip_unfit:
         waiting = [NotRun(name, f"it needs {named(name).needs}") for name in RECIPES if name not in READY]
         results = replace(results, skipped=(*(results.skipped or ()), *waiting))
@@ -174,7 +134,6 @@ def _override(from_file: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]
 
 def choose_recipes(from_file: Any, chosen: list[str] | None, settings: dict[str, Any]) -> Any:
     """The file's recipes, or the chosen ones; each setting goes to every recipe that has such a parameter, and into its label."""
-    from apportion import validate
     from apportion.strategies.recipes import ROLES
 
     given = from_file if from_file is not None and not chosen else list(chosen or SHORT_LIST)

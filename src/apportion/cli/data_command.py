@@ -2,51 +2,40 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-if TYPE_CHECKING:
-    from apportion.data.entry import Entry
+from apportion.cli import options
+from apportion.cli.options import option
+from apportion.data import KNOWN, places, registry
+from apportion.data.entry import Entry
 
 app = typer.Typer(help="List, find and fetch data sets.", no_args_is_help=True)
 
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="A place to look in before all others.")]
-Target = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="Where to write it.", show_default="$APPORTION_DATA, or the user's cache folder"),
-]
+Target = Annotated[Path | None, option("Where to write it.", "$APPORTION_DATA, or the user's cache folder")]
 Name = Annotated[str, typer.Argument(help="A data set, e.g. mnist; `apportion data list` has them all.")]
 
 
 @app.command("list")
 def list_data(
-    data_dir: DataDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    data_dir: options.DataDir = None,
+    as_json: Annotated[bool, option("Print JSON for programs.", name="--json")] = False,
 ) -> None:
     """Show the known data sets and where each one is on this machine."""
-    from apportion.data import KNOWN
-
     rows = [_row(entry, data_dir) for entry in KNOWN.values()]
     if as_json:
-        import json
-
         typer.echo(json.dumps(rows, indent=2))
         return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     table = Table("name", "records", "classes", "kind", "found in, or how to get it")
     for row in rows:
-        table.add_row(
-            str(row["name"]),
-            f"{row['population']:,}",
-            str(row["classes"]),
-            str(row["kind"]),
-            escape(str(row["found"] or row["get"])),
-        )
+        place = escape(str(row["found"] or row["get"]))
+        table.add_row(str(row["name"]), f"{row['population']:,}", str(row["classes"]), str(row["kind"]), place)
     table.add_row("folder:PATH", "yours", "yours", "image", "images in PATH/train/<class>/ and PATH/test/<class>/")
     Console().print(table)
 
@@ -60,10 +49,8 @@ def fetch_data(name: Name, data_dir: Target = None) -> None:
 
 
 @app.command("where")
-def where(name: Name, data_dir: DataDir = None) -> None:
+def where(name: Name, data_dir: options.DataDir = None) -> None:
     """Print the folder that holds the files of a data set."""
-    from apportion.data import places, registry
-
     entry = registry.entry_of(name)
     row = _row(entry, data_dir)
     if not row["found"]:
@@ -73,8 +60,6 @@ def where(name: Name, data_dir: DataDir = None) -> None:
 
 def _row(entry: Entry, data_dir: Path | None) -> dict[str, str | int]:
     """What is shown of one data set."""
-    from apportion.data import places
-
     folder = None if entry.built_in else places.find(entry, data_dir)
     return {
         "name": entry.name,

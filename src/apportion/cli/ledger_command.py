@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
-from enum import StrEnum
+from contextlib import closing
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.table import Table
+
+from apportion.budget import Budget, Record
+from apportion.cli.options import option
+from apportion.cli.output import print_lines, screen
+from apportion.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from apportion.accounting.ledger import Ledger
@@ -18,36 +26,22 @@ app = typer.Typer(help="Declare, show, check and export the privacy ledger of a 
 File = Annotated[Path, typer.Argument(metavar="PATH", help="The ledger, a SQLite file.")]
 
 
-class Rule(StrEnum):
-    """The rules over runs."""
-
-    gaussian = "gaussian"
-    sum = "sum"
-
-
-class Unit(StrEnum):
-    """Whom a guarantee can protect."""
-
-    record = "record"
-
-
 @app.command("limit")
 def limit(
     path: File,
-    name: Annotated[str, typer.Option(help="The name of the data set.")],
-    epsilon: Annotated[float, typer.Option(help="ε of all runs together.")],
-    delta: Annotated[float, typer.Option(help="δ of all runs together, below 1/population.")],
-    unit: Annotated[Unit, typer.Option(help="Whom the guarantee protects.")],
-    rule: Annotated[Rule, typer.Option(help="How the costs of runs add up.")] = Rule.gaussian,
+    name: Annotated[str, option("The name of the data set.")],
+    epsilon: Annotated[float, option("ε of all runs together.")],
+    delta: Annotated[float, option("δ of all runs together, below 1/population.")],
+    unit: Annotated[Literal["record"], option("Whom the guarantee protects.")],
+    rule: Annotated[Literal["gaussian", "sum"], option("How the costs of runs add up.")] = "gaussian",
 ) -> None:
     """Make a new ledger and declare, for good, what all runs on a data set may spend together."""
     from apportion.accounting.ledger import Ledger
     from apportion.accounting.run_filter import RULES
-    from apportion.budget import Budget, Record
 
     budget = Budget(epsilon=epsilon, delta=delta, unit=Record())
-    ledger = Ledger.create(path, name=name, rule=RULES[rule.value](budget))
-    typer.echo(f"{path}: all runs on {name!r} together may spend ε = {epsilon:g} at δ = {delta:g} ({unit.value}).")
+    ledger = Ledger.create(path, name=name, rule=RULES[rule](budget))
+    typer.echo(f"{path}: all runs on {name!r} together may spend ε = {epsilon:g} at δ = {delta:g} ({unit}).")
     typer.echo(
         f"Use it with storage=apportion.Storage(ledger={str(path)!r}), or with `apportion train --ledger {path}`. "
         f"First row: {ledger.head()}"
@@ -56,22 +50,16 @@ def limit(
 
 
 @app.command("show")
-def show(path: File, as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False) -> None:
+def show(path: File, as_json: Annotated[bool, option("Print JSON for programs.", name="--json")] = False) -> None:
     """Show the runs, what they were charged, and what is left of the limit."""
-    from apportion.accounting.ledger import Ledger
-
-    ledger = Ledger.open(path)
-    facts = _facts(ledger)
-    ledger.close()
+    with _opened(path) as ledger:
+        facts = _facts(ledger)
     if facts["damage"]:
         print(f"warning: {path} is damaged, {facts['damage']}. It can be read, but not charged.", file=sys.stderr)
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
+    console = screen()
     table = Table("run", "admitted (UTC)", "steps planned", "steps charged", "cost")
     for run in facts["runs"]:
         table.add_row(*(str(run[key]) for key in ("run", "admitted", "planned", "charged", "cost")))
@@ -87,22 +75,17 @@ def show(path: File, as_json: Annotated[bool, typer.Option("--json", help="Print
         ]
     else:
         lines += ["The ledger of a single run; it has no limit over runs."]
-    console.print(*lines, f"last row: {facts['head']}", sep="\n", markup=False, soft_wrap=True)
+    print_lines(console, *lines, f"last row: {facts['head']}")
 
 
 @app.command("verify")
 def verify(
     path: File,
-    head: Annotated[
-        str | None, typer.Option(help="A hash of a last row that was noted earlier.", show_default=False)
-    ] = None,
+    head: Annotated[str | None, option("A hash of a last row that was noted earlier.")] = None,
 ) -> None:
     """Check every row against its hash. Exits with 1 and names the first bad row if there is one."""
-    from apportion.accounting.ledger import Ledger
-
-    ledger = Ledger.open(path)
-    damage, last = ledger.verify(head), ledger.head()
-    ledger.close()
+    with _opened(path) as ledger:
+        damage, last = ledger.verify(head), ledger.head()
     if damage:
         typer.echo(f"{path} is damaged: {damage}")
         raise typer.Exit(1)
@@ -112,22 +95,16 @@ def verify(
 @app.command("export")
 def export(
     path: File,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values (default).")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
+    as_csv: Annotated[bool, option("Comma-separated values (default).", name="--csv")] = False,
+    as_json: Annotated[bool, option("A JSON list.", name="--json")] = False,
 ) -> None:
     """Print all rows with their hashes. `content` is the text that the hash covers."""
-    import csv
-    from dataclasses import asdict, fields
-
     from apportion.accounting.chain import Row
-    from apportion.accounting.ledger import Ledger
-    from apportion.errors import InvalidArgument
 
     if as_csv and as_json:
         raise InvalidArgument("json", True, "--csv was given too", "Choose one format")
-    ledger = Ledger.open(path)
-    rows = [asdict(row) for row in ledger.rows()]
-    ledger.close()
+    with _opened(path) as ledger:
+        rows = [asdict(row) for row in ledger.rows()]
     if as_json:
         typer.echo(json.dumps(rows, indent=1, ensure_ascii=False, default=repr))
         return
@@ -136,10 +113,14 @@ def export(
     writer.writerows(rows)
 
 
+def _opened(path: Path) -> closing[Ledger]:
+    from apportion.accounting.ledger import Ledger
+
+    return closing(Ledger.open(path))
+
+
 def _facts(ledger: Ledger) -> dict[str, Any]:
     """What is shown, as data."""
-    from dataclasses import asdict
-
     rule, damage = ledger.rule, ledger.verify()
     runs = [
         {

@@ -32,17 +32,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(train)
-app.command()(compare)
-app.command()(plan)
-app.command()(search)
-app.command()(recipes)
-app.command()(account)
-app.command()(report)
-app.command()(check)
-app.add_typer(data.app, name="data")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(audit.app, name="audit")
+for _command in (train, compare, plan, search, recipes, account, report, check):
+    app.command()(_command)
+for _name, _group in {"data": data, "ledger": ledger, "audit": audit}.items():
+    app.add_typer(_group.app, name=_name)
 
 # Some versions of typer carry their own copy of click, so its base error is found by name.
 _CommandLineError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

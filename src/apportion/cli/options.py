@@ -1,89 +1,108 @@
-"""The options that `train` and `compare` share, and how they become settings."""
+"""The options that several commands share, how a command takes them, and how they become settings."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from apportion.errors import InvalidArgument
+from apportion.training.storage import CHECKPOINTS
 
 if TYPE_CHECKING:
     from apportion.strategies.recipes import Recipe
 
-Data = Annotated[
-    str | None,
-    typer.Option(
-        help="Built-in name (`apportion data list`), folder:PATH, or your own module:function.", show_default=False
-    ),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        help="linear, mlp, cnn, lstm, embedding, or your own module:function.",
-        show_default="by the kind of data",
-    ),
-]
-Activation = Annotated[
-    str | None, typer.Option(help="relu or tanh, for a built-in model.", show_default="the model's own")
-]
+Command = Callable[..., None]
 DEFAULT_RECIPE = "default"
 DEFAULT_RECIPE_SHOWN = "the one called default; `apportion recipes default` explains it"
+
+
+def option(about: str, default: str | bool = True, *, name: str | None = None, **more: Any) -> Any:
+    """An option of a command: what it is about, the words for its default, if the value is not to be shown, and another name.
+
+    A parameter of a command has it in `Annotated`; a class for `declared_in` assigns it to an annotated name.
+    """
+    return typer.Option(*([name] if name else []), help=about, show_default=default, **more)
+
+
+Data = Annotated[str | None, option("Built-in name (`apportion data list`), folder:PATH, or your own module:function.")]
+Model = Annotated[
+    str | None, option("linear, mlp, cnn, lstm, embedding, or your own module:function.", "by the kind of data")
+]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="ROLE.PARAMETER=VALUE", help="A hyper-parameter, e.g. clip.start=0.5. Repeatable."),
+    option("A hyper-parameter, e.g. clip.start=0.5. Repeatable.", name="--set", metavar="ROLE.PARAMETER=VALUE"),
 ]
-Epsilon = Annotated[float | None, typer.Option(help="ε, the privacy loss to spend.", show_default=False)]
-Delta = Annotated[float | None, typer.Option(help="δ, below 1/population.", show_default=False)]
-Unit = Annotated[str | None, typer.Option(help="Whom the guarantee protects: record.", show_default=False)]
-Population = Annotated[
-    int | None, typer.Option(help="Declared number of records: a public figure, never counted.", show_default=False)
-]
-SampleRate = Annotated[
-    float | None, typer.Option(help="q, the probability of a record to join a batch.", show_default="of digits 0.2")
-]
-Steps = Annotated[int | None, typer.Option(help="Number of updates.", show_default="of digits 200")]
-Epochs = Annotated[
-    float | None, typer.Option(help="Instead of --steps; an epoch is round(1/q) steps.", show_default="10")
-]
-BatchSize = Annotated[
-    int | None, typer.Option(help="Instead of --sample-rate: expected batch size.", show_default="512")
-]
-LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate.", show_default="0.5; of digits 2.0")]
-Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum (0.9), adam, adamw or rmsprop.", show_default="sgd")]
-Momentum = Annotated[float | None, typer.Option(help="Of the optimiser sgd.", show_default="0")]
-MicroBatch = Annotated[
-    int | None, typer.Option(help="Records held in memory at a time; changes no result.", show_default=False)
-]
-DataDir = Annotated[Path | None, typer.Option(help="A place to look for data before all others.", show_default=False)]
-Spare = Annotated[
-    int | None,
-    typer.Option(
-        help="Steps that can be taken again after a crash; they are paid for.", show_default="a hundredth of the run"
-    ),
-]
-LedgerFile = Annotated[
-    Path | None,
-    typer.Option("--ledger", help="The shared ledger of the data set (`apportion ledger limit`).", show_default=False),
-]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print JSON on the last line of standard output, all else elsewhere.")
-]
+MicroBatch = Annotated[int | None, option("Records held in memory at a time; changes no result.")]
+DataDir = Annotated[Path | None, option("A place to look for data before all others.")]
+Json = Annotated[bool, option("Print JSON on the last line of standard output, all else elsewhere.", name="--json")]
 
 
-BUDGET = ("epsilon", "delta", "unit")
-SAMPLING = ("population", "sample_rate", "batch_size", "steps", "epochs")
-SETTINGS = ("data", "model", "activation", *BUDGET, *SAMPLING, "lr", "optimizer", "momentum", "micro_batch")
-"""What an experiment may say, by the names of the options."""
+class Subject:
+    """What is trained on what."""
+
+    data: Data
+    model: Model
+    activation: str = option("relu or tanh, for a built-in model.", "the model's own")
+
+
+class Optimiser:
+    """How a model is updated."""
+
+    lr: float = option("Learning rate.", "0.5; of digits 2.0")
+    optimizer: str = option("sgd, momentum (0.9), adam, adamw or rmsprop.", "sgd")
+    momentum: float = option("Of the optimiser sgd.", "0")
+
+
+class Planned:
+    """What a plan says."""
+
+    recipe: list[str] = option("A name from `apportion recipes`.", DEFAULT_RECIPE_SHOWN)
+    set: Settings
+    epsilon: float = option("ε, the privacy loss to spend.")
+    delta: float = option("δ, below 1/population.")
+    unit: str = option("Whom the guarantee protects: record.")
+    population: int = option("Declared number of records: a public figure, never counted.")
+    sample_rate: float = option("q, the probability of a record to join a batch.", "of digits 0.2")
+    steps: int = option("Number of updates.", "of digits 200")
+    epochs: float = option("Instead of --steps; an epoch is round(1/q) steps.", "10")
+    batch_size: int = option("Instead of --sample-rate: expected batch size.", "512")
+
+
+class Training(Optimiser, Planned, Subject):
+    """What an experiment may say."""
+
+    micro_batch: MicroBatch
+
+
+def declared_in(kind: type) -> Callable[[Command], Command]:
+    """Give a command the options that `kind` and its bases declare, before its own. Its `**said` has those that a person gave."""
+    declared = get_type_hints(kind, include_extras=True)
+    for name in {name for name in declared if hasattr(kind, name)}:
+        declared[name] = Annotated[declared[name] | None, getattr(kind, name)]
+    options = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=one, default=None) for name, one in declared.items()]
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def call(**arguments: Any) -> None:
+            unsaid = {name for name in declared if arguments[name] in (None, [])}
+            command(**{name: value for name, value in arguments.items() if name not in unsaid})
+
+        own = [one for one in signature(command, eval_str=True).parameters.values() if one.name != "said"]
+        parameters = [*options, *(one.replace(kind=Parameter.KEYWORD_ONLY) for one in own)]
+        call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
 
 
 def default_spare(recipe: Recipe, steps: int) -> int:
     """Spare steps of a run of `steps`: a hundredth of it, which is enough for one crash between two checkpoints. A filter has none."""
-    from apportion.training.storage import CHECKPOINTS
-
     return 0 if recipe.needs_filter else steps // CHECKPOINTS
 
 
@@ -94,37 +113,10 @@ def parse_settings(settings: list[str] | None) -> dict[str, Any]:
         key, equals, text = setting.partition("=")
         role, dot, parameter = key.partition(".")
         if not (equals and dot and role and parameter and text):
-            raise InvalidArgument(
-                "set", setting, "it is not of the form ROLE.PARAMETER=VALUE", "Try --set clip.threshold=0.5"
-            )
-        parsed[key] = _value(text)
+            reason = "it is not of the form ROLE.PARAMETER=VALUE"
+            raise InvalidArgument("set", setting, reason, "Try --set clip.threshold=0.5")
+        try:
+            parsed[key] = json.loads(text)
+        except (ValueError, RecursionError):
+            parsed[key] = text
     return parsed
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def given(**options: Any) -> dict[str, Any]:
-    """The options that a person gave."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def given_settings(arguments: Mapping[str, Any], *others: str) -> dict[str, Any]:
-    """The settings of an experiment that a person gave, out of all `arguments` of a command (its `locals()`), and `others` beside them."""
-    return given(**{name: arguments.get(name) for name in (*SETTINGS, *others)})
-
-
-def with_own_strategies(recipe: Recipe, **functions: str | None) -> Recipe:
-    """The recipe with strategies of a person's own, each by role from `module:function`."""
-    from dataclasses import replace
-
-    from apportion.compare.resolve import call_own
-
-    own = {role: call_own(role, name) for role, name in functions.items() if name is not None}
-    if "clip" in own:
-        own.setdefault("noise", None)  # such a clip may own both roles
-    return replace(recipe, **own)

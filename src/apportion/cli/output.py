@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
+from apportion.data import KNOWN
 from apportion.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from apportion.reporting.result import Results, RunResult
+from apportion.reporting.result import Results, RunResult
+from apportion.reporting.series import group_series
+from apportion.training.folders import tidied
 
 _people = Console(stderr=True, highlight=False)
 TAKEN, RESERVED = "of the steps taken", "reserved, with spare steps"
 """The two ε of a run: spare steps for crashes are part of the plan, and so of the guarantee, whether they are taken or not."""
 
 
+def screen(as_json: bool = False) -> Console:
+    """Where a person looks: not at standard output if a program reads JSON there."""
+    return Console(stderr=as_json, highlight=False)
+
+
+def print_lines(console: Console, *lines: str) -> None:
+    """Print lines as they are, however long."""
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
+
+
 def print_error_stream(line: str) -> None:
     """Tell a person something without disturbing what a script reads."""
     if line:
-        _people.print(" ".join(line.splitlines()), markup=False, soft_wrap=True)
+        print_lines(_people, " ".join(line.splitlines()))
 
 
 def writable_folder(folder: Path) -> Path:
@@ -31,20 +44,28 @@ def writable_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidArgument(
-            "out", str(folder), f"it cannot be written: {error.strerror}", "Choose another folder"
-        ) from error
+        reason = f"it cannot be written: {error.strerror}"
+        raise InvalidArgument("out", str(folder), reason, "Choose another folder") from error
     return folder
+
+
+@contextmanager
+def working_in(folder: Path, left_behind: Callable[[], str]) -> Iterator[None]:
+    """Make `folder` for the body. If that raises, an empty one is removed; if it is interrupted, a person is told what is left."""
+    with tidied(folder):
+        writable_folder(folder)
+        try:
+            yield
+        except KeyboardInterrupt:
+            print_error_stream(f"interrupted: {left_behind()}")
+            raise
 
 
 def warn_without_privacy(data: str) -> None:
     """Say what training without privacy on one's own data means."""
-    from apportion.data import KNOWN
-
     if data not in KNOWN:
-        print_error_stream(
-            f"warning: non-private training on {data}: its results reveal the records and must not be published"
-        )
+        means = "its results reveal the records and must not be published"
+        print_error_stream(f"warning: non-private training on {data}: {means}")
 
 
 def write_results(results: Results, folder: Path) -> None:
@@ -58,15 +79,14 @@ def write_results(results: Results, folder: Path) -> None:
 def show_results(results: Results, folder: Path, *, as_json: bool) -> None:
     """Write results.json and report.html into `folder`, print the table, say where to look and what to try next."""
     from apportion.reporting import write_report
-    from apportion.reporting.series import group_series
 
     write_results(results, folder)
     write_report(results, folder / "report.html")
-    console = _people if as_json else Console(highlight=False)
-    table = Table(title=escape(results.title or ""))
+    console = screen(as_json)
     spares = any(run.epsilon_spent != run.epsilon for run in results.runs if run.epsilon_spent is not None)
-    for heading in ("recipe", "ε reserved" if spares else "ε spent", "δ", "test accuracy", "steps", "seconds"):
-        table.add_column(heading, justify="left" if heading == "recipe" else "right")
+    numbers = ("ε reserved" if spares else "ε spent", "δ", "test accuracy", "steps", "seconds")
+    columns = (Column(heading, justify="right") for heading in numbers)
+    table = Table("recipe", *columns, title=escape(results.title or ""))
     for one in group_series(results.runs):
         delta = one.runs[0].delta
         deviation = "" if one.deviation is None else f" ± {100 * one.deviation:.1f}"
@@ -81,16 +101,11 @@ def show_results(results: Results, folder: Path, *, as_json: bool) -> None:
     console.print(table)
     if any(run.epsilon is not None and not run.private for run in results.runs):
         console.print("A seed was given: these runs are reproducible and NOT private.")
-    console.print(
-        f"Look at   {folder / 'report.html'}   (numbers: {folder / 'results.json'})", soft_wrap=True, markup=False
-    )
-    for line in _next_steps(results.runs[0]):
-        console.print(line, soft_wrap=True, markup=False)
+    print_lines(console, f"Look at   {folder / 'report.html'}   (numbers: {folder / 'results.json'})")
+    print_lines(console, *_next_steps(results.runs[0]))
 
 
 def _next_steps(run: RunResult) -> list[str]:
-    from apportion.data import KNOWN
-
     if run.data not in KNOWN:
         return ["Each further run on the same records spends a budget of its own: the sum is what they pay."]
     return [

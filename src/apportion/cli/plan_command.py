@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from apportion import validate
 from apportion.cli import options
+from apportion.cli.options import option
+from apportion.cli.output import screen, writable_folder
+from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
+from apportion.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,37 +24,29 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 48
 
 
+class Options(options.Planned):
+    """What is planned."""
+
+    recipe: list[str] = option("Repeatable, to lay plans over each other.", options.DEFAULT_RECIPE_SHOWN)
+    data: options.Data
+
+
+@options.declared_in(Options)
 def plan(
-    recipe: Annotated[
-        list[str] | None,
-        typer.Option(help="Repeatable, to lay plans over each other.", show_default=options.DEFAULT_RECIPE_SHOWN),
-    ] = None,
-    settings: options.Settings = None,
-    data: options.Data = None,
-    epsilon: options.Epsilon = None,
-    delta: options.Delta = None,
-    unit: options.Unit = None,
-    population: options.Population = None,
-    sample_rate: options.SampleRate = None,
-    steps: options.Steps = None,
-    epochs: options.Epochs = None,
-    batch_size: options.BatchSize = None,
     spare: Annotated[
         int | None,
-        typer.Option(
-            help="Steps that can be taken again after a crash; they are paid for.",
-            show_default="with --out a hundredth of the run, otherwise 0",
+        option(
+            "Steps that can be taken again after a crash; they are paid for.",
+            "with --out a hundredth of the run, otherwise 0",
         ),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Write the plan for `apportion train --plan` and for review (JSON).", show_default=False),
-    ] = None,
+    out: Annotated[Path | None, option("Write the plan for `apportion train --plan` and for review (JSON).")] = None,
     calibrate: Annotated[
-        str, typer.Option(help="pld: the true ε. clt: as Du et al., not an upper bound, to reproduce their cells.")
+        str, option("pld: the true ε. clt: as Du et al., not an upper bound, to reproduce their cells.")
     ] = "pld",
-    html: Annotated[Path | None, typer.Option(help="Also draw the plans on a page.", show_default=False)] = None,
+    html: Annotated[Path | None, option("Also draw the plans on a page.")] = None,
     as_json: options.Json = False,
+    **said: Any,
 ) -> None:
     """Solve the noise from the budget and show clip, noise and ε spent over the steps, and what each accountant would claim.
 
@@ -60,24 +57,19 @@ def plan(
 
     Example: apportion plan --data digits --epsilon 3 --out plan.json; apportion train --data digits --plan plan.json
     """
-    from apportion import validate
     from apportion.cli.compare_command import choose_recipes
-    from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
     from apportion.compare.experiment import experiment
-    from apportion.errors import InvalidArgument
     from apportion.reporting.plan_page import CALIBRATIONS, draw_plans, plan_facts, plan_recipe
 
     validate.known("calibrate", calibrate, CALIBRATIONS)
     if out is not None and calibrate != "pld":
-        raise InvalidArgument(
-            "out", str(out), f"noise from {calibrate} costs more than the ε that was asked for", "Use --calibrate pld"
-        )
-    values = {"data": "your data"} | options.given_settings(locals())
-    values["recipe"] = choose_recipes(None, recipe or [options.DEFAULT_RECIPE], options.parse_settings(settings))
+        reason = f"noise from {calibrate} costs more than the ε that was asked for"
+        raise InvalidArgument("out", str(out), reason, "Use --calibrate pld")
+    settings, recipes = options.parse_settings(said.pop("set", None)), said.pop("recipe", [options.DEFAULT_RECIPE])
+    values = {"data": "your data", "recipe": choose_recipes(None, recipes, settings)} | said
     wanted = experiment(with_benchmark_budget(with_training_defaults(values)))
     wanted.check()
-    budget = wanted.budget()
-    sampling = wanted.sampling()
+    budget, sampling = wanted.budget(), wanted.sampling()
     planned = []
     for chosen in (choice.recipe() for choice in wanted.recipe):
         spares = options.default_spare(chosen, sampling.steps if out is not None else 0) if spare is None else spare
@@ -99,8 +91,6 @@ def plan(
 
 
 def _write(plans: list[Plan], path: Path) -> None:
-    from apportion.cli.output import writable_folder
-    from apportion.errors import InvalidArgument
     from apportion.training.checkpoint import replace_file
 
     if len(plans) > 1:
@@ -110,9 +100,7 @@ def _write(plans: list[Plan], path: Path) -> None:
 
 
 def _show(plan: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = screen()
     console.print(
         f"[bold]{plan['recipe']}[/bold]  ε = {plan['epsilon']:.4f} (asked for {plan['target_epsilon']:g}), δ = {plan['delta']:g}, "
         f"{plan['steps']:,} steps with q = {plan['sample_rate']:.4g}",

@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Column, Table
 
 from apportion.cli import options
+from apportion.cli.options import option
+from apportion.cli.output import print_lines, screen
 from apportion.cli.plan_command import sparkline
+from apportion.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from apportion.strategies.recipes import Recipe
@@ -21,7 +26,7 @@ if TYPE_CHECKING:
 def recipes(
     name: Annotated[str | None, typer.Argument(help="A recipe to explain.", show_default="list all")] = None,
     settings: options.Settings = None,
-    html: Annotated[Path | None, typer.Option(help="Also draw its schedule on a page.", show_default=False)] = None,
+    html: Annotated[Path | None, option("Also draw its schedule on a page.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """List the recipes, or explain one: formula, hyper-parameters, price, source and schedule.
@@ -30,7 +35,6 @@ def recipes(
 
     Examples: apportion recipes; apportion recipes du-dynamic --set noise.ratio=4
     """
-    from apportion.errors import InvalidArgument
     from apportion.strategies.recipes import RECIPES, named
 
     if name is None:
@@ -88,29 +92,23 @@ def _course(recipe: Recipe, points: int | None = None) -> dict[str, Any]:
 
 
 def _list(everything: list[Recipe]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
     from apportion.strategies.recipes import PRICES
 
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("recipe", "what it does · its settings · whom to cite", "adapts", "price"):
-        table.add_column(heading, no_wrap=heading == "recipe")
+    headings = (Column("recipe", no_wrap=True), "what it does · its settings · whom to cite", "adapts", "price")
+    table = Table(*headings, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for recipe in everything:
         known = facts(recipe)
         own = [one for one in known["parameters"] if one["role"] != "update" and one["name"] not in _COMMON]
         lines = [recipe.summary, f"needs {recipe.needs}" if recipe.needs else ""]
         lines += [", ".join(f"{one['role']}.{one['name']}" for one in own), *known["citations"][:1]]
         table.add_row(recipe.name, "\n".join(filter(None, lines)), "\n".join(recipe.adapts), recipe.price)
-    console = Console(highlight=False)
+    console = screen()
     console.print(table)
-    for price, words in PRICES.items():
-        console.print(f"price {price}: {words}", soft_wrap=True)
-    console.print(
-        "All private ones take clip.groups, clip.allocation, noise.multiplier, update.average and update.divide_by_clip too, by --set.\n"
+    print_lines(
+        console,
+        *(f"price {price}: {words}" for price, words in PRICES.items()),
+        "All private ones take clip.groups, clip.allocation, noise.multiplier, update.average and update.divide_by_clip too, by --set.",
         "One in detail, with formula and schedule: apportion recipes du-dynamic",
-        soft_wrap=True,
     )
 
 
@@ -134,11 +132,8 @@ def _explain(recipe: Recipe, explained: dict[str, Any], settings: list[str]) -> 
     if course["noise"] is not None:
         lines += ["", f"Schedule of {course['steps']} steps with q = {course['sample_rate']:g}"]
         lines += [_line("noise", course["noise"], "of the first multiplier, which the budget decides")]
-        if course["clip"] is not None:
-            lines += [_line("clip", course["clip"], "")]
-        else:
-            waits = "waits for its thresholds" if not recipe.complete else "follows released values"
-            lines += [f"  clip    {waits}"]
+        unknown = "follows released values" if recipe.complete else "waits for its thresholds"
+        lines += [f"  clip    {unknown}" if course["clip"] is None else _line("clip", course["clip"], "")]
         lines += ["", *_next_steps(recipe, settings)]
     if explained["citations"]:
         lines += [f"Cite: {', '.join(explained['citations'])}  (BibTeX: apportion.cite({recipe.name!r}))"]
@@ -166,17 +161,12 @@ def _line(name: str, series: list[float], unit: str) -> str:
 
 def _draw(recipe: Recipe, course: dict[str, Any], out: Path) -> None:
     """Noise and threshold over the steps, on a page that needs no network."""
-    from apportion.errors import InvalidArgument
-    from apportion.reporting.drawing import draw_line, make_page_figure, write_page
+    from apportion.reporting.drawing import write_schedules
 
     drawn = {"noise multiplier ÷ the first one": course["noise"], "clip threshold": course["clip"]}
-    series = {title: values for title, values in drawn.items() if values is not None}
-    if not series:
+    panels = {
+        title: [(recipe.name, enumerate(values, start=1))] for title, values in drawn.items() if values is not None
+    }
+    if not panels:
         raise InvalidArgument("html", str(out), f"{recipe.name} has no schedule to draw", "Leave it out")
-    figure = make_page_figure(f"{recipe.name}: {recipe.summary}", tuple(series))
-    for column, values in enumerate(series.values(), start=1):
-        figure.add_trace(draw_line(recipe.name, enumerate(values, start=1), 0), row=1, col=column)
-    figure.update_xaxes(title="step")
-    figure.update_yaxes(rangemode="tozero")
-    figure.update_layout(showlegend=False)
-    write_page(figure, out, "html")
+    write_schedules(f"{recipe.name}: {recipe.summary}", panels, out, legend=False)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from apportion.cli.options import option
+
 
 def report(
     results: Annotated[
@@ -17,9 +19,9 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Where to write the page.",
-            show_default="report.html beside results.json; table.html beside table.json; of several, report.html here",
+        option(
+            "Where to write the page.",
+            "report.html beside results.json; table.html beside table.json; of several, report.html here",
         ),
     ] = None,
 ) -> None:

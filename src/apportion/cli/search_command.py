@@ -4,66 +4,54 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Column, Table
 
+from apportion import validate
 from apportion.cli import options
-from apportion.cli.output import print_error_stream, writable_folder
+from apportion.cli.options import option
+from apportion.cli.output import print_error_stream, print_lines, screen, working_in
+from apportion.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from apportion.search import SearchSettings, Trace
 
 
+class Options(options.Optimiser, options.Subject):
+    """What is said about the search and the private run that it is for."""
+
+    noise_multiplier: float = option("z of the private run, as `apportion plan` tells it.")
+    epochs: int = option("How many thresholds to find.", "1")
+    runs: int = option("Searches of the first epoch, whose mean is C₀.", "5")
+    start: float = option("The smallest candidate.", "0.05")
+    maximum: float = option("The largest candidate.", "2.0")
+    step: float = option("greedy: from one candidate to the next.", "0.01")
+    tolerance: float = option("greedy: ends when a candidate scores so much below the best.", "0.02")
+    batch_size: int = option("Expected batch size, as in the private run.", "1024")
+    lr: float = option("Learning rate of that run.", "1.0")
+
+
+@options.declared_in(Options)
 def search(
-    data: options.Data = None,
-    model: options.Model = None,
-    activation: options.Activation = None,
     public: Annotated[
         bool,
-        typer.Option(
-            "--public", help="You declare: anything about this data may be published. Not needed for benchmarks."
-        ),
+        option("You declare: anything about this data may be published. Not needed for benchmarks.", name="--public"),
     ] = False,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="z of the private run, as `apportion plan` tells it.", show_default=False)
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="How many thresholds to find.", show_default="1")] = None,
-    runs: Annotated[
-        int | None, typer.Option(help="Searches of the first epoch, whose mean is C₀.", show_default="5")
-    ] = None,
-    method: Annotated[
-        str, typer.Option(help="greedy: as published. fast: at most ten candidates an epoch.")
-    ] = "greedy",
-    start: Annotated[float | None, typer.Option(help="The smallest candidate.", show_default="0.05")] = None,
-    maximum: Annotated[float | None, typer.Option(help="The largest candidate.", show_default="2.0")] = None,
-    step: Annotated[
-        float | None, typer.Option(help="greedy: from one candidate to the next.", show_default="0.01")
-    ] = None,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(help="greedy: ends when a candidate scores so much below the best.", show_default="0.02"),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Expected batch size, as in the private run.", show_default="1024")
-    ] = None,
-    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate of that run.", show_default="1.0")] = None,
-    optimizer: options.Optimizer = None,
-    momentum: options.Momentum = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same search.")] = 0,
+    method: Annotated[str, option("greedy: as published. fast: at most ten candidates an epoch.")] = "greedy",
+    seed: Annotated[int, option("The same seed gives the same search.")] = 0,
     processes: Annotated[
-        int | None,
-        typer.Option(help="Candidates trained at one time; changes no result.", show_default="one for each core"),
+        int | None, option("Candidates trained at one time; changes no result.", "one for each core")
     ] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="Print C₀ and a of the decay C₀/t^a that fits best.")] = False,
+    fit: Annotated[bool, option("Print C₀ and a of the decay C₀/t^a that fits best.", name="--fit")] = False,
     data_dir: options.DataDir = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The file; one that is there is gone on with.", show_default="runs/search-DATA.json"),
-    ] = None,
+    out: Annotated[Path | None, option("The file; one that is there is gone on with.", "runs/search-DATA.json")] = None,
     as_json: options.Json = False,
+    **said: Any,
 ) -> None:
     """Find the clip threshold of each epoch on public data, by training an epoch with every candidate.
 
@@ -72,38 +60,21 @@ def search(
 
     Example: apportion search --data digits --noise-multiplier 2 --batch-size 256 --method fast --epochs 3 --runs 1 --fit
     """
-    from apportion.errors import InvalidArgument
     from apportion.search import SearchSettings
 
-    if data is None:
+    if "data" not in said:
         raise InvalidArgument("data", None, "there is nothing to search on", "Pass --data mnist, or other public data")
-    if noise_multiplier is None:
-        raise InvalidArgument(
-            "noise_multiplier",
-            None,
-            "the best threshold depends on the noise of the private run",
-            "Pass --noise-multiplier; `apportion plan --recipe abadi` with the settings of that run prints it",
-        )
-    if fit and (epochs or 1) < 2:
+    if "noise_multiplier" not in said:
+        reason = "the best threshold depends on the noise of the private run"
+        fix = "Pass --noise-multiplier; `apportion plan --recipe abadi` with the settings of that run prints it"
+        raise InvalidArgument("noise_multiplier", None, reason, fix)
+    if fit and said.get("epochs", 1) < 2:
         raise InvalidArgument("fit", True, "a decay cannot be fitted to one threshold", "Pass --epochs 2 or more")
-    settings = SearchSettings(
-        data=data,
-        public=public,
-        noise_multiplier=noise_multiplier,
-        rule=_rule(method, options.given(start=start, maximum=maximum, step=step, tolerance=tolerance)),
-        seed=seed,
-        **options.given(
-            model=model,
-            activation=activation,
-            epochs=epochs,
-            runs=runs,
-            batch_size=batch_size,
-            lr=lr,
-            optimizer=optimizer,
-            momentum=momentum,
-        ),
-    )
-    file = out or Path("runs") / f"search-{data.replace(':', '-').replace('/', '-')}.json"
+    numbers: dict[str, Any] = {
+        name: said.pop(name) for name in ("start", "maximum", "step", "tolerance") if name in said
+    }
+    settings = SearchSettings(public=public, rule=_rule(method, numbers), seed=seed, **said)
+    file = out or Path("runs") / f"search-{settings.data.replace(':', '-').replace('/', '-')}.json"
     trace = _run(settings, file, data_dir, (os.cpu_count() or 1) if processes is None else processes)
     _show(trace, settings, file, fit=fit, as_json=as_json)
     if as_json:
@@ -116,27 +87,17 @@ def _run(settings: SearchSettings, file: Path, data_dir: Path | None, processes:
     from apportion.search import search as run_search
     from apportion.search.search_progress import search_progress
     from apportion.search.trainer import open_trainer
-    from apportion.training.folders import tidied
 
-    with tidied(file.parent):
-        writable_folder(file.parent)
+    with working_in(file.parent, lambda: f"the same command goes on from {file}"):
         trace = Trace.open(file, settings)
         if trace.trials:
             print_error_stream(f"going on with {file}: {len(trace.trials)} candidates were tried already")
-        try:
-            with search_progress(trace) as show:
-                run_search(trace, partial(open_trainer, settings, data_dir), processes=processes, show=show)
-        except KeyboardInterrupt:
-            print_error_stream(f"interrupted: the same command goes on from {file}")
-            raise
+        with search_progress(trace) as show:
+            run_search(trace, partial(open_trainer, settings, data_dir), processes=processes, show=show)
     return trace
 
 
 def _rule(method: str, said: dict[str, Any]) -> Any:
-    from dataclasses import fields
-
-    from apportion import validate
-    from apportion.errors import InvalidArgument
     from apportion.search.search_rules import RULES
 
     kind = RULES[validate.known("method", method, RULES)]
@@ -146,40 +107,35 @@ def _rule(method: str, said: dict[str, Any]) -> Any:
 
 
 def _show(trace: Trace, settings: SearchSettings, file: Path, *, fit: bool, as_json: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from apportion.search import fit_decay
     from apportion.search.trace import NOTE
 
-    console = Console(stderr=as_json, highlight=False)
-    table = Table(title=f"{settings.rule.name} search on {settings.data}, z = {settings.noise_multiplier:g}")
-    for heading in ("epoch", "clip threshold", "test accuracy", "candidates"):
-        table.add_column(heading, justify="right")
+    console, title = (
+        screen(as_json),
+        f"{settings.rule.name} search on {settings.data}, z = {settings.noise_multiplier:g}",
+    )
+    headings = ("epoch", "clip threshold", "test accuracy", "candidates")
+    table = Table(*(Column(heading, justify="right") for heading in headings), title=title)
     for epoch, threshold in enumerate(trace.thresholds, start=1):
         tried = trace.tried(1, epoch)
         score = max(trial.accuracy for trial in tried)
         table.add_row(str(epoch), f"{threshold:.4g}", f"{score:.1%}", str(len(tried)))
     console.print(table)
-    first = trace.first_thresholds
-    console.print(
-        f"C₀ = {(start := trace.content()['start']):.4g}: the first epoch, mean of {len(first)} "
-        f"({', '.join(f'{threshold:.4g}' for threshold in first)}). {len(trace.trials)} candidates in all.",
-        soft_wrap=True,
+    first, start = trace.first_thresholds, f"{trace.content()['start']:.4g}"
+    print_lines(
+        console,
+        f"C₀ = {start}: the first epoch, mean of {len(first)} ({', '.join(f'{one:.4g}' for one in first)}). "
+        f"{len(trace.trials)} candidates in all.",
+        f"As published   --recipe lin-decay --set clip.start={start}",
     )
-    console.print(f"As published   --recipe lin-decay --set clip.start={start:.4g}", soft_wrap=True)
     if fit:
         found = fit_decay(trace.thresholds)
-        console.print(
-            f"Fit to all epochs: C_t = C₀/t^a with C₀ = {found.start:.4g} (fitted) and a = {found.power:.4g}",
-            soft_wrap=True,
-        )
         use = f"--recipe lin-decay --set clip.start={found.start:.4g} --set clip.power={found.power:.4g}"
-        console.print(
+        print_lines(
+            console,
+            f"Fit to all epochs: C_t = C₀/t^a with C₀ = {found.start:.4g} (fitted) and a = {found.power:.4g}",
             f"As fitted      {use}"
             if found.decays
             else "The recipe lin-decay takes 0 < a ≤ 1, so this one is not for it.",
-            soft_wrap=True,
         )
-    console.print(NOTE, soft_wrap=True)
-    console.print(f"All of them    --recipe lin-transfer --set clip.file={file}", soft_wrap=True, markup=False)
+    print_lines(console, NOTE, f"All of them    --recipe lin-transfer --set clip.file={file}")

@@ -10,14 +10,10 @@ import typer
 
 from apportion.cli import options
 from apportion.cli.account_command import STATEMENT
-from apportion.cli.output import (
-    RESERVED,
-    TAKEN,
-    print_error_stream,
-    show_results,
-    warn_without_privacy,
-    writable_folder,
-)
+from apportion.cli.options import option
+from apportion.cli.output import RESERVED, TAKEN, print_error_stream, show_results, warn_without_privacy, working_in
+from apportion.compare.defaults import published_population, with_training_defaults
+from apportion.compare.resolve import resolve
 from apportion.errors import ApportionError, InvalidArgument
 from apportion.extras import EXTRAS, require_extra
 
@@ -26,60 +22,29 @@ if TYPE_CHECKING:
     from apportion.compare.run_settings import RunSettings
     from apportion.planning import Plan
 
-PLANNED = ("recipe", "set", *options.BUDGET, *options.SAMPLING, "spare")
-"""What a plan says."""
+
+class Options(options.Training):
+    """What is said about a new run; a resumed one knows it."""
+
+    plan: Path = option("Execute this plan, written by `apportion plan --out`.")
+    seed: int = option("Makes the run reproducible and NOT private: for tests.")
+    ledger: Path = option("The shared ledger of the data set (`apportion ledger limit`).")
+    out: Path = option("A new folder for the run.", "runs/RECIPE-DATA")
+    recovery: str = option(
+        "fresh: lost steps are drawn and paid anew. exact: repeated bit for bit, from a key in secret/.", "fresh"
+    )
+    spare: int = option("Steps that can be taken again after a crash; they are paid for.", "a hundredth of the run")
+    checkpoint_every: int = option("Steps between two checkpoints.", "a hundredth of the run")
 
 
+@options.declared_in(Options)
 def train(
-    data: options.Data = None,
-    model: options.Model = None,
-    activation: options.Activation = None,
-    recipes: Annotated[
-        list[str] | None,
-        typer.Option("--recipe", help="A name from `apportion recipes`.", show_default=options.DEFAULT_RECIPE_SHOWN),
-    ] = None,
-    settings: options.Settings = None,
-    plan: Annotated[
-        Path | None,
-        typer.Option(help="Execute this plan, written by `apportion plan --out`.", show_default=False),
-    ] = None,
-    epsilon: options.Epsilon = None,
-    delta: options.Delta = None,
-    unit: options.Unit = None,
-    population: options.Population = None,
-    sample_rate: options.SampleRate = None,
-    steps: options.Steps = None,
-    epochs: options.Epochs = None,
-    batch_size: options.BatchSize = None,
-    lr: options.LearningRate = None,
-    optimizer: options.Optimizer = None,
-    momentum: options.Momentum = None,
-    micro_batch: options.MicroBatch = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Makes the run reproducible and NOT private: for tests.", show_default=False)
-    ] = None,
     data_dir: options.DataDir = None,
-    ledger: options.LedgerFile = None,
-    out: Annotated[Path | None, typer.Option(help="A new folder for the run.", show_default="runs/RECIPE-DATA")] = None,
     resume: Annotated[
-        Path | None,
-        typer.Option(
-            help="Go on with the run in this folder, which crashed or was stopped. No other settings.",
-            show_default=False,
-        ),
-    ] = None,
-    recovery: Annotated[
-        str | None,
-        typer.Option(
-            help="fresh: lost steps are drawn and paid anew. exact: repeated bit for bit, from a key in secret/.",
-            show_default="fresh",
-        ),
-    ] = None,
-    spare: options.Spare = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(help="Steps between two checkpoints.", show_default="a hundredth of the run")
+        Path | None, option("Go on with the run in this folder, which crashed or was stopped. No other settings.")
     ] = None,
     as_json: options.Json = False,
+    **said: Any,
 ) -> None:
     """Train one model privately, and write a run folder with weights, history, plan and a privacy statement.
 
@@ -95,60 +60,43 @@ def train(
     from apportion.compare.comparison import new_folder
     from apportion.compare.run_settings import RunSettings, load_settings
 
-    said = options.given_settings(locals(), "plan", "seed", "ledger", "out", "recovery", "spare", "checkpoint_every")
-    said |= {name: value for name, value in (("recipe", recipes), ("set", settings)) if value}
     if resume is not None:
         for name, value in said.items():
-            raise InvalidArgument(
-                name, value, "a resumed run keeps the settings it was started with", "Pass --resume alone"
-            )
+            reason = "a resumed run keeps the settings it was started with"
+            raise InvalidArgument(name, value, reason, "Pass --resume alone")
         _run(load_settings(resume), resume, data_dir, as_json=as_json, resume=True)
         return
-    if data is None:
-        raise InvalidArgument(
-            "data", None, "there is nothing to train on", "Pass --data digits, or see `apportion data list`"
-        )
-    experiment, planned = _from_file(plan, said) if plan is not None else _from_options(said, spare)
+    if "data" not in said:
+        fix = "Pass --data digits, or see `apportion data list`"
+        raise InvalidArgument("data", None, "there is nothing to train on", fix)
+    experiment, planned = _from_file(said) if "plan" in said else _from_options(said)
     if planned is None:
-        warn_without_privacy(data)
+        warn_without_privacy(said["data"])
     request = RunSettings(
         experiment=experiment,
         plan=None if planned is None else planned.to_json(),
-        ledger=None if ledger is None else ledger.resolve(),
-        recovery=recovery or "fresh",
-        every=checkpoint_every,
+        ledger=said["ledger"].resolve() if "ledger" in said else None,
+        recovery=said.get("recovery", "fresh"),
+        every=said.get("checkpoint_every"),
     )
-    name = experiment.recipe[0].shown
-    folder = out or new_folder(Path("runs"), f"{name}-{data}".replace(":", "-").replace("/", "-"))
+    folder = said.get("out") or new_folder(Path("runs"), f"{experiment.recipe[0].shown}-{said['data']}")
     _run(request, folder, data_dir, as_json=as_json, resume=False)
 
 
-def _from_options(said: dict[str, Any], spare: int | None) -> tuple[Experiment, Plan | None]:
+def _from_options(said: dict[str, Any]) -> tuple[Experiment, Plan | None]:
     """The experiment that the options describe, and its plan; `None` for training without privacy."""
-    from apportion.compare.defaults import published_population
     from apportion.planning import plan_steps
 
-    recipes, data = said.get("recipe") or [options.DEFAULT_RECIPE], said["data"]
+    recipes, data = said.get("recipe", [options.DEFAULT_RECIPE]), said["data"]
     if len(recipes) > 1:
-        raise InvalidArgument(
-            "recipe",
-            ", ".join(recipes),
-            "a run has one recipe",
-            "Pass one, or compare several with `apportion compare`",
-        )
+        fix = "Pass one, or compare several with `apportion compare`"
+        raise InvalidArgument("recipe", ", ".join(recipes), "a run has one recipe", fix)
     if "population" not in said:
-        known = published_population(data)
-        hint = (
-            f"Pass --population {known}, the published size of {data}"
-            if known
-            else "Pass --population and a public figure for your data, which need not be exact"
-        )
-        raise InvalidArgument(
-            "population",
-            None,
-            "the number of records must be declared, not counted: counting would reveal a record",
-            hint,
-        )
+        reason = "the number of records must be declared, not counted: counting would reveal a record"
+        fix = "Pass --population and a public figure for your data, which need not be exact"
+        if known := published_population(data):
+            fix = f"Pass --population {known}, the published size of {data}"
+        raise InvalidArgument("population", None, reason, fix)
     choice: dict[str, Any] = {"name": recipes[0]}
     for key, value in options.parse_settings(said.get("set")).items():
         role, _, parameter = key.partition(".")
@@ -157,16 +105,17 @@ def _from_options(said: dict[str, Any], spare: int | None) -> tuple[Experiment, 
     recipe, sampling = described.recipe[0].recipe(), described.sampling()
     if not recipe.private:
         return described, None
-    spares = options.default_spare(recipe, sampling.steps) if spare is None else spare
-    return described, plan_steps(recipe, described.budget(), sampling, spares)
+    spare = said.get("spare", options.default_spare(recipe, sampling.steps))
+    return described, plan_steps(recipe, described.budget(), sampling, spare)
 
 
-def _from_file(path: Path, said: dict[str, Any]) -> tuple[Experiment, Plan]:
+def _from_file(said: dict[str, Any]) -> tuple[Experiment, Plan]:
     """The plan of a file, and the experiment that executes it."""
     from apportion.planning import Plan
     from apportion.strategies.recipes import RECIPES
 
-    for name in PLANNED:
+    path = said["plan"]
+    for name in (*options.Planned.__annotations__, "spare"):
         if name in said:
             raise InvalidArgument(name, said[name], f"{path} says it already", "Leave it out, or make another plan")
     try:
@@ -188,10 +137,9 @@ def _from_file(path: Path, said: dict[str, Any]) -> tuple[Experiment, Plan]:
 
 def _describe(said: dict[str, Any], choice: dict[str, Any]) -> Experiment:
     """What is trained and how, with the defaults of the data where nothing was said."""
-    from apportion.compare.defaults import with_training_defaults
-    from apportion.compare.experiment import experiment
+    from apportion.compare.experiment import Experiment, experiment
 
-    values = {name: value for name, value in said.items() if name in options.SETTINGS}
+    values = {name: value for name, value in said.items() if name in Experiment.model_fields}
     if "seed" in said:
         values["seeds"] = [said["seed"]]
     shown = choice.get("label") or choice["name"]
@@ -203,15 +151,12 @@ def _describe(said: dict[str, Any], choice: dict[str, Any]) -> Experiment:
 def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: bool, resume: bool) -> None:
     """Train, new or resumed, and show what came of it."""
     from apportion.compare.comparison import collect_results, run_recipe
-    from apportion.compare.resolve import resolve
     from apportion.planning import Plan
-    from apportion.training.folders import tidied
 
     experiment = request.experiment
     subject = resolve(experiment.data, experiment.model, data_dir)
     seed = experiment.seeds[0] if experiment.seeds else None
-    with tidied(folder):
-        writable_folder(folder)
+    with working_in(folder, lambda: f"go on with `apportion train --resume {folder}`"):
         if not resume:
             request.save(folder)
         try:
@@ -228,9 +173,6 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
         except ApportionError:
             if not resume:
                 request.forget(folder)
-            raise
-        except KeyboardInterrupt:
-            print_error_stream(f"interrupted: go on with `apportion train --resume {folder}`")
             raise
     show_results(collect_results(experiment.title, [run]), folder, as_json=as_json)
     if as_json:

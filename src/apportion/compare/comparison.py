@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -16,15 +17,15 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import Subset
 
 from apportion.budget import Public
-from apportion.compare.baseline import train_without_privacy
 from apportion.compare.experiment import Experiment, RecipeChoice
 from apportion.compare.resolve import Subject, resolve
-from apportion.curator.tree import map_tensors
+from apportion.curator.records import as_records
+from apportion.curator.tree import call_model, map_tensors
 from apportion.errors import InvalidArgument
 from apportion.execution import Execution
 from apportion.models.temper import temper
 from apportion.planning import Plan, plan_steps
-from apportion.reporting.result import NotRun, Results, RunResult
+from apportion.reporting.result import HistoryEntry, NotRun, Results, RunResult
 from apportion.reporting.series import group_series
 from apportion.reporting.write import describe_run
 from apportion.sampling import Sampling
@@ -32,8 +33,9 @@ from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
 from apportion.strategies.recipes import Recipe
 from apportion.strategies.roles import ValidatedNoise
-from apportion.training.history import Entry
-from apportion.training.optimizers import OptimizerFactory, with_momentum
+from apportion.training.evaluation import accuracy
+from apportion.training.history import Entry, is_report_step
+from apportion.training.optimizers import OptimizerFactory, build_optimizer, with_momentum
 from apportion.training.progress import progress_bar
 from apportion.training.storage import Storage
 from apportion.training.train import train
@@ -152,16 +154,28 @@ def _set_up(experiment: Experiment, choice: RecipeChoice, subject: Subject, seed
 
 
 def _train_without_privacy(setup: _Setup) -> RunResult:
-    history = train_without_privacy(
-        setup.model,
-        cross_entropy,
-        setup.subject.train,
-        sampling=setup.sampling,
-        lr=setup.lr,
-        optimizer=setup.optimizer,
-        evaluate=setup.subject.test,
-        seed=setup.result.seed,
-    )
+    """Ordinary training, for comparison: shuffled mini-batches of the same expected size and as many steps as a private run.
+
+    No clipping, no noise, no guarantee. Never use it on records that need protection.
+    """
+    model, steps, test = setup.model, setup.sampling.steps, setup.subject.test
+    records = as_records(setup.subject.train)
+    updates = build_optimizer(model, setup.optimizer, setup.lr)
+    generator = np.random.default_rng(setup.result.seed)
+    size = max(1, round(setup.sampling.expected_batch_size))
+    order = np.empty(0, dtype=np.int64)
+    history: list[HistoryEntry] = []
+    model.train()
+    for step in range(1, steps + 1):
+        if len(order) < size:
+            order = np.concatenate([order, generator.permutation(len(records))])
+        inputs, targets = records.batch(order[:size])
+        order = order[size:]
+        updates.zero_grad()
+        torch.mean(cross_entropy(call_model(model, inputs), targets)).backward()
+        updates.step()
+        measured = accuracy(model, test) if test is not None and is_report_step(step, steps) else None
+        history.append(HistoryEntry(step, test_accuracy=measured))
     return replace(setup.result, private=False, history=tuple(history))
 
 

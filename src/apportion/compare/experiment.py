@@ -92,27 +92,20 @@ class Experiment(StrictModel):
 
     def sampling(self) -> Sampling:
         """The public facts of every run of the experiment."""
-        return Sampling.declare(
-            population=self.population,
-            batch_size=self.batch_size,
-            epochs=self.epochs,
-            sample_rate=self.sample_rate,
-            steps=self.steps,
-        )
+        declared = ("population", "batch_size", "epochs", "sample_rate", "steps")
+        return Sampling.declare(**{name: getattr(self, name) for name in declared})
 
     def budget(self) -> Budget:
         """The budget; each of its three parts must have been said."""
-        reasons = {
-            "epsilon": "how much privacy may be lost is your decision",
-            "delta": "for which part of probability e^ε need not bound the ratio is your decision; below 1/population",
-            "unit": "it must say whom the guarantee protects",
-        }
-        for argument, reason in reasons.items():
+        share = "for which part of probability e^ε need not bound the ratio is your decision; below 1/population"
+        for argument, example, reason in (
+            ("epsilon", "3.0", "how much privacy may be lost is your decision"),
+            ("delta", "1e-5", share),
+            ("unit", "record", "it must say whom the guarantee protects"),
+        ):
             if getattr(self, argument) is None:
-                example = {"epsilon": "3.0", "delta": "1e-5", "unit": "record"}[argument]
-                raise InvalidArgument(
-                    argument, None, reason, f"Pass --{argument} {example} (or {argument} in the file)"
-                )
+                fix = f"Pass --{argument} {example} (or {argument} in the file)"
+                raise InvalidArgument(argument, None, reason, fix)
         unit = UNITS[validate.known("unit", str(self.unit), UNITS)]()
         return Budget(epsilon=self.epsilon or 0.0, delta=self.delta or 0.0, unit=unit)
 
@@ -123,12 +116,8 @@ class Experiment(StrictModel):
         self.sampling()
         shown = [choice.shown for choice in self.recipe]
         if twice := sorted({name for name in shown if shown.count(name) > 1}):
-            raise InvalidArgument(
-                "recipe",
-                twice,
-                "two entries have the same name, and their results would be mixed up",
-                "Give each a label of its own",
-            )
+            reason = "two entries have the same name, and their results would be mixed up"
+            raise InvalidArgument("recipe", twice, reason, "Give each a label of its own")
         recipes = [choice.recipe() for choice in self.recipe]
         if any(recipe.private for recipe in recipes):
             self.budget()
@@ -146,12 +135,11 @@ class Experiment(StrictModel):
             return None
         clip = next(other for other in self.recipe if other.shown == choice.lr_follows).recipe().clip
         if not isinstance(clip, ClipSchedule):
-            raise InvalidArgument(
-                "lr_follows",
-                choice.lr_follows,
+            reason, fix = (
                 "its thresholds are not known before the run",
                 "Name a recipe whose clip is a formula or a sequence",
             )
+            raise InvalidArgument("lr_follows", choice.lr_follows, reason, fix)
         return clip
 
 

@@ -126,9 +126,8 @@ def build(name: str, data: DataSet, activation: str | None = None) -> nn.Module:
     model = MODELS[validate.known("model", name, MODELS, reason)]
     held = _HELD[data.kind]
     if held not in _FITTING[model.needs]:
-        raise InvalidArgument(
-            "model", name, f"it needs {model.needs}, and {data.name} holds {held}", f"Try {default_name(data)!r}"
-        )
+        reason = f"it needs {model.needs}, and {data.name} holds {held}"
+        raise InvalidArgument("model", name, reason, f"Try {default_name(data)!r}")
     if model.activation is None:
         if activation is not None:
             raise InvalidArgument("activation", activation, f"{name} has none to choose", "Leave it out")

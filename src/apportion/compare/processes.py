@@ -38,12 +38,9 @@ def explain_broken_pool(count: int, work: str) -> Iterator[None]:
     try:
         yield
     except BrokenProcessPool as error:
-        raise InvalidArgument(
-            "processes",
-            count,
-            "one of them ended while it trained, as happens when memory runs out",
-            f"Use fewer; the same command goes on with the {work}",
-        ) from error
+        reason = "one of them ended while it trained, as happens when memory runs out"
+        fix = f"Use fewer; the same command goes on with the {work}"
+        raise InvalidArgument("processes", count, reason, fix) from error
 
 
 @contextmanager

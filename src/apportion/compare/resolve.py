@@ -39,12 +39,8 @@ def resolve(data_name: str, model_name: str | None, data_dir: Path | None = None
     if _is_own(data_name):
         train, test = _own_data(data_name)
         if model_name is None or not _is_own(model_name):
-            raise InvalidArgument(
-                "model",
-                model_name,
-                "built-in models do not know the shape of your own data",
-                "Pass --model module:function",
-            )
+            reason = "built-in models do not know the shape of your own data"
+            raise InvalidArgument("model", model_name, reason, "Pass --model module:function")
         return Subject(data_name, model_name, train, test, None, partial(_own_model, model_name))
     data: DataSet = data_room.load(data_name, data_dir)
     name = model_name or models.default_name(data)
@@ -80,29 +76,23 @@ def call_own(argument: str, name: str) -> Any:
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except Exception as error:  # whatever the person's module does while it is imported
-        raise InvalidArgument(
-            argument,
-            name,
-            f"it cannot be imported: {error}",
-            "Name an importable module and a function in it: module:function",
-        ) from error
+        fix = "Name an importable module and a function in it: module:function"
+        raise InvalidArgument(argument, name, f"it cannot be imported: {error}", fix) from error
     try:
         return function()
     except ApportionError:
         raise
     except Exception as error:
-        raise InvalidArgument(
-            argument, name, f"calling it failed with {type(error).__name__}: {error}", "It must work without arguments"
-        ) from error
+        reason = f"calling it failed with {type(error).__name__}: {error}"
+        raise InvalidArgument(argument, name, reason, "It must work without arguments") from error
 
 
 def _own_model(name: str, activation: str | None = None) -> nn.Module:
     from torch import nn
 
     if activation is not None:
-        raise InvalidArgument(
-            "activation", activation, "your own function builds the model", "Choose the activation there"
-        )
+        reason = "your own function builds the model"
+        raise InvalidArgument("activation", activation, reason, "Choose the activation there")
     model = call_own("model", name)
     if not isinstance(model, nn.Module):
         raise InvalidArgument("model", name, f"it returned a {type(model).__name__}", "Return a torch.nn.Module")
@@ -115,9 +105,6 @@ def _own_data(name: str) -> tuple[Any, Public | None]:
         return value.train, value.test
     if isinstance(value, tuple) and len(value) == 2 and (value[1] is None or isinstance(value[1], Public)):
         return value
-    raise InvalidArgument(
-        "data",
-        name,
-        "it must return (train_data, test_data), and the test data must be declared public, or be None",
-        "Return ((inputs, targets), apportion.Public((test_inputs, test_targets)))",
-    )
+    reason = "it must return (train_data, test_data), and the test data must be declared public, or be None"
+    fix = "Return ((inputs, targets), apportion.Public((test_inputs, test_targets)))"
+    raise InvalidArgument("data", name, reason, fix)

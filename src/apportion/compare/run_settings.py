@@ -41,12 +41,8 @@ class RunSettings(BaseModel):
     def save(self, folder: Path) -> None:
         """Write them into a folder that holds no run yet."""
         if (folder / _FILE).exists():
-            raise InvalidArgument(
-                "out",
-                str(folder),
-                "there is an earlier run already",
-                f"Choose a new folder, or go on with it: apportion train --resume {folder}",
-            )
+            fix = f"Choose a new folder, or go on with it: apportion train --resume {folder}"
+            raise InvalidArgument("out", str(folder), "there is an earlier run already", fix)
         replace_file(folder / _FILE, (self.model_dump_json(indent=1) + "\n").encode())
 
     @staticmethod
@@ -62,13 +58,10 @@ def load_settings(folder: Path) -> RunSettings:
     try:
         return RunSettings(**json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise InvalidArgument(
-            "resume",
-            str(folder),
-            f"{_FILE} cannot be read there: {error.strerror}",
-            "Name the folder of a run of `apportion train` (its own --out); a run that was started in Python goes on there, "
-            "with storage=apportion.Storage(folder, resume=True)",
-        ) from error
+        reason = f"{_FILE} cannot be read there: {error.strerror}"
+        fix = "Name the folder of a run of `apportion train` (its own --out); a run that was started in Python goes on there, "
+        fix += "with storage=apportion.Storage(folder, resume=True)"
+        raise InvalidArgument("resume", str(folder), reason, fix) from error
     except (ValueError, TypeError, ValidationError) as error:
         line = str(error).splitlines()[0]
         raise InvalidArgument("resume", str(path), f"it is damaged: {line}", "Restore it from a backup") from error

@@ -11,7 +11,7 @@ records are constants, so data sets that differ in one record give the same enco
 Importing this package does not import torch; loading does.
 """
 
-from apportion.data.dataset import DataSet
+from apportion.data.entry import DataSet
 from apportion.data.registry import KNOWN, load, names
 
 __all__ = ["KNOWN", "DataSet", "load", "names"]

@@ -14,9 +14,7 @@ import numpy as np
 import torch
 
 from apportion.data import files, tensors
-from apportion.data.dataset import DataSet
-from apportion.data.entry import Entry
-from apportion.errors import InvalidArgument
+from apportion.data.entry import DataSet, Entry
 
 # Column → largest value to be expected. The two capital columns span four decades and are scaled by their logarithm.
 NUMBERS = {0: 100, 2: 1_500_000, 4: 16, 10: 100_000, 11: 5_000, 12: 100}
@@ -84,9 +82,8 @@ def _part(entry: Entry, path: Path) -> tensors.Pair:
                 raise ValueError
             vectors.append(encode(fields))
         except ValueError:
-            raise InvalidArgument(
-                "file", f"{path}:{number}", f"a line needs {COLUMNS} fields that end in <=50K or >50K", "Correct it"
-            ) from None
+            reason = f"a line needs {COLUMNS} fields that end in <=50K or >50K"
+            raise files.unfit(f"{path}:{number}", reason, "Correct it") from None
         labels.append(int(label == ">50K"))
     inputs = torch.from_numpy(np.stack(vectors)) if vectors else torch.empty((0, WIDTH))
-    return tensors.pair(inputs, tensors.targets(labels, entry.classes, path), entry.shape, path)
+    return tensors.pair(entry, inputs, labels, path)

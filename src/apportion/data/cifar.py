@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from apportion.data import files, tensors
-from apportion.data.dataset import DataSet
-from apportion.data.entry import Entry
+from apportion.data.entry import DataSet, Entry
 from apportion.errors import InvalidArgument
 
 NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -73,12 +72,7 @@ def unpickle(path: Path) -> dict[str, Any]:
         batch["data"] = batch["data"].values
     except Exception as refusal:
         # A damaged pickle can fail in any way; whatever happens, nothing was run.
-        raise InvalidArgument(
-            "file",
-            str(path),
-            f"it is not a CIFAR batch and was refused ({refusal})",
-            "Delete it and fetch the data set again",
-        ) from None
+        raise files.unfit(path, f"it is not a CIFAR batch and was refused ({refusal})") from None
     return batch
 
 
@@ -87,24 +81,19 @@ def read(entry: Entry, folder: Path) -> DataSet:
     npz = files.locate(folder, f"{entry.name}.npz")
     if npz is not None:
         return _read_npz(entry, npz)
-    if entry.name == "cifar100":
-        train_names, test_names, label_key = ["train"], ["test"], "fine_labels"
-    else:
-        train_names, test_names, label_key = [f"data_batch_{i}" for i in range(1, 6)], ["test_batch"], "labels"
-    train = _read_pickles(entry, folder, train_names, label_key)
-    test = _read_pickles(entry, folder, test_names, label_key)
-    return entry.dataset(train, test, folder)
+    *train, test = entry.layouts[0]
+    return entry.dataset(_read_pickles(entry, folder, train), _read_pickles(entry, folder, [test]), folder)
 
 
-def _read_pickles(entry: Entry, folder: Path, names: list[str], label_key: str) -> tensors.Pair:
+def _read_pickles(entry: Entry, folder: Path, names: list[str]) -> tensors.Pair:
+    label_key = "fine_labels" if entry.name == "cifar100" else "labels"
     batches = [unpickle(files.required(folder, name)) for name in names]
     if not all(label_key in batch for batch in batches):
-        raise InvalidArgument(
-            "folder", str(folder), f"its batches have no {label_key}", f"Check that they belong to {entry.name}"
-        )
+        fix = f"Check that they belong to {entry.name}"
+        raise InvalidArgument("folder", str(folder), f"its batches have no {label_key}", fix)
     pixels = np.concatenate([batch["data"] for batch in batches]).reshape(-1, *entry.shape)
     labels = np.concatenate([batch[label_key] for batch in batches])
-    return tensors.pair(tensors.images(pixels), tensors.targets(labels, entry.classes, folder), entry.shape, folder)
+    return tensors.pair(entry, tensors.images(pixels), labels, folder)
 
 
 def _read_npz(entry: Entry, path: Path) -> DataSet:
@@ -113,11 +102,10 @@ def _read_npz(entry: Entry, path: Path) -> DataSet:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
             x_train, y_train, x_test, y_test = (content[key] for key in NPZ_KEYS)
     except (KeyError, ValueError, OSError, zipfile.BadZipFile) as problem:
-        raise InvalidArgument(
-            "file", str(path), f"it cannot be read ({problem})", f"It needs the arrays {', '.join(NPZ_KEYS)}"
-        ) from None
-    parts = []
-    for pixels, labels in ((x_train, y_train), (x_test, y_test)):
-        inputs = tensors.images(pixels.transpose(0, 3, 1, 2))
-        parts.append(tensors.pair(inputs, tensors.targets(labels, entry.classes, path), entry.shape, path))
-    return entry.dataset(parts[0], parts[1], path)
+        fix = f"It needs the arrays {', '.join(NPZ_KEYS)}"
+        raise files.unfit(path, f"it cannot be read ({problem})", fix) from None
+    train, test = (
+        tensors.pair(entry, tensors.images(pixels.transpose(0, 3, 1, 2)), labels, path)
+        for pixels, labels in ((x_train, y_train), (x_test, y_test))
+    )
+    return entry.dataset(train, test, path)

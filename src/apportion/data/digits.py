@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from apportion.data.dataset import DataSet
-from apportion.data.entry import Entry
+from apportion.data.entry import DataSet, Entry
 from apportion.extras import require_extra
 
 LARGEST_VALUE = 16

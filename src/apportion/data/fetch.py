@@ -48,12 +48,8 @@ def fetch(name: str, data_dir: Path | str | None = None, console: Console | None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise InvalidArgument(
-            "data_dir",
-            str(folder),
-            f"it cannot be made ({problem.strerror})",
-            "Pass a --data-dir that you may write to",
-        ) from None
+        fix = "Pass a --data-dir that you may write to"
+        raise InvalidArgument("data_dir", str(folder), f"it cannot be made ({problem.strerror})", fix) from None
     try:
         source = _from_first_reachable(entry, folder, console)
     except BaseException:
@@ -116,9 +112,8 @@ def _obtain(entry: Entry, source: Source, temporary: Path, staging: Path, consol
     try:
         CONVERT[source.convert](archive, staging, entry)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, KeyError) as damage:
-        raise DataNotFound(
-            f"What came from {source} is not the archive of {entry.name} ({damage}). The download was deleted."
-        ) from None
+        reason = f"What came from {source} is not the archive of {entry.name} ({damage})."
+        raise DataNotFound(f"{reason} The download was deleted.") from None
 
 
 def _check_archive(source: Archive | Package, archive: Path) -> None:

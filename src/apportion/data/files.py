@@ -6,11 +6,17 @@ import gzip
 import hashlib
 import lzma
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from apportion.errors import InvalidArgument
 
-SUFFIXES = ("", ".gz", ".xz")
+_OPEN: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+FETCH_AGAIN = "Delete it and fetch the data set again"
+
+
+def unfit(path: Path | str, reason: str, fix: str = FETCH_AGAIN) -> InvalidArgument:
+    """The error for a file that cannot be what it should be."""
+    return InvalidArgument("file", str(path), reason, fix)
 
 
 def locate(folder: Path, name: str) -> Path | None:
@@ -18,11 +24,8 @@ def locate(folder: Path, name: str) -> Path | None:
     if name.endswith("/"):
         path = folder / name
         return path if path.is_dir() else None
-    for suffix in SUFFIXES:
-        path = folder / f"{name}{suffix}"
-        if path.is_file():
-            return path
-    return None
+    paths = (folder / f"{name}{suffix}" for suffix in ("", *_OPEN))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def required(folder: Path, name: str) -> Path:
@@ -35,11 +38,7 @@ def required(folder: Path, name: str) -> Path:
 
 def open_plain(path: Path) -> IO[bytes]:
     """Open for reading the decompressed content."""
-    if path.suffix == ".gz":
-        return cast(IO[bytes], gzip.open(path, "rb"))
-    if path.suffix == ".xz":
-        return lzma.open(path, "rb")
-    return path.open("rb")
+    return cast(IO[bytes], _OPEN[path.suffix](path, "rb") if path.suffix in _OPEN else path.open("rb"))
 
 
 def read(path: Path) -> bytes:
@@ -48,9 +47,7 @@ def read(path: Path) -> bytes:
         with open_plain(path) as stream:
             return stream.read()
     except (gzip.BadGzipFile, lzma.LZMAError, EOFError) as damage:
-        raise InvalidArgument(
-            "file", str(path), f"it cannot be decompressed ({damage})", "Delete it and fetch the data set again"
-        ) from None
+        raise unfit(path, f"it cannot be decompressed ({damage})") from None
 
 
 def read_text(path: Path) -> str:
@@ -58,7 +55,7 @@ def read_text(path: Path) -> str:
     try:
         return read(path).decode("utf-8")
     except UnicodeDecodeError as problem:
-        raise InvalidArgument("file", str(path), f"it is not UTF-8 text ({problem})", "Convert it to UTF-8") from None
+        raise unfit(path, f"it is not UTF-8 text ({problem})", "Convert it to UTF-8") from None
 
 
 def sha256(path: Path) -> str:

@@ -15,8 +15,7 @@ import torch
 
 from apportion.data import files, tensors
 from apportion.data.checksums import FASHION_MNIST, MNIST
-from apportion.data.dataset import DataSet
-from apportion.data.entry import Entry
+from apportion.data.entry import DataSet, Entry
 from apportion.errors import InvalidArgument
 
 TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
@@ -29,17 +28,16 @@ _OWNERS = {MNIST[_TRAIN_LABELS]: "mnist", FASHION_MNIST[_TRAIN_LABELS]: "fashion
 def parse(path: Path) -> np.ndarray[Any, Any]:
     """The array in an idx file, compressed or not."""
     content = files.read(path)
-    fix = "Delete it and fetch the data set again"
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in TYPES:
-        raise InvalidArgument("file", str(path), "it does not begin like an idx file of bytes or 32-bit integers", fix)
+        raise files.unfit(path, "it does not begin like an idx file of bytes or 32-bit integers")
     dtype, dimensions = TYPES[content[2]], content[3]
     start = 4 + 4 * dimensions
     if len(content) < start:
-        raise InvalidArgument("file", str(path), "it ends inside its header", fix)
+        raise files.unfit(path, "it ends inside its header")
     sizes = struct.unpack(f">{dimensions}I", content[4:start])
     needed = start + int(np.prod(sizes, dtype=np.int64)) * dtype.itemsize
     if len(content) != needed:
-        raise InvalidArgument("file", str(path), f"it has {len(content)} bytes; its header says {needed}", fix)
+        raise files.unfit(path, f"it has {len(content)} bytes; its header says {needed}")
     return np.frombuffer(content, dtype, offset=start).reshape(sizes)
 
 
@@ -52,9 +50,7 @@ def read(entry: Entry, folder: Path) -> DataSet:
     if writers_path is not None:
         writers = torch.from_numpy(parse(writers_path)[:, WRITER_COLUMN].astype(np.int64))
         if len(writers) != len(train[1]):
-            raise InvalidArgument(
-                "file", str(writers_path), f"{len(writers)} writers for {len(train[1])} records", "Delete it"
-            )
+            raise files.unfit(writers_path, f"{len(writers)} writers for {len(train[1])} records", "Delete it")
     return entry.dataset(train, _part(entry, folder, "t10k"), folder, writers=writers)
 
 
@@ -62,7 +58,7 @@ def _part(entry: Entry, folder: Path, prefix: str) -> tensors.Pair:
     path = files.required(folder, f"{prefix}-images-idx3-ubyte")
     labels_path = files.required(folder, f"{prefix}-labels-idx1-ubyte")
     inputs = tensors.images(parse(path)[:, None])
-    return tensors.pair(inputs, tensors.targets(parse(labels_path), entry.classes, labels_path), entry.shape, path)
+    return tensors.pair(entry, inputs, parse(labels_path), path, labels_path)
 
 
 def _refuse_the_twin(entry: Entry, folder: Path) -> None:
@@ -70,9 +66,5 @@ def _refuse_the_twin(entry: Entry, folder: Path) -> None:
     path = files.required(folder, _TRAIN_LABELS)
     owner = _OWNERS.get(files.sha256(path), entry.name)
     if owner != entry.name:
-        raise InvalidArgument(
-            "data",
-            entry.name,
-            f"the files in {folder} are those of {owner}",
-            f"Put each data set into a folder of its own name, {owner}/ and {entry.name}/",
-        )
+        fix = f"Put each data set into a folder of its own name, {owner}/ and {entry.name}/"
+        raise InvalidArgument("data", entry.name, f"the files in {folder} are those of {owner}", fix)

@@ -22,8 +22,7 @@ import torch
 
 from apportion.budget import Public
 from apportion.data import files, order, tensors
-from apportion.data.dataset import DataSet
-from apportion.data.entry import Entry
+from apportion.data.entry import DataSet, Entry
 from apportion.errors import DataNotFound, InvalidArgument
 from apportion.extras import require_extra
 
@@ -44,17 +43,14 @@ def read(entry: Entry, folder: Path) -> DataSet:
 
 def read_path(path: Path) -> DataSet:
     """A folder of one's own. Its population is not known in public: whoever trains declares it."""
+    expected = f"Expected in it: {LAYOUT}. To try Apportion without files, use the data set digits."
     if not path.is_dir():
-        raise DataNotFound(
-            f"folder:{path} is not a folder. Expected in it: {LAYOUT}. To try Apportion without files, use the data set digits."
-        )
+        raise DataNotFound(f"folder:{path} is not a folder. {expected}")
     classes, train, test = scan(path)
     if len(classes) < 2 or not train:
-        raise DataNotFound(
-            f"folder:{path} holds {len(train)} training images in {len(classes)} class folders; at least two classes are "
-            f"needed. Expected in it: {LAYOUT}. To try Apportion without files, use the data set digits."
-        )
-    shape = _shape(train[0][0])
+        found = f"{len(train)} training images in {len(classes)} class folders"
+        raise DataNotFound(f"folder:{path} holds {found}; at least two classes are needed. {expected}")
+    shape = _pixels(train[0][0]).shape
     return DataSet(
         name=f"folder:{path}",
         train=stack(train, shape),
@@ -89,12 +85,10 @@ def stack(items: Sequence[Labelled], shape: tuple[int, ...]) -> tensors.Pair:
     for row, (path, _) in enumerate(items):
         pixels = _pixels(path)
         if pixels.shape != shape:
-            raise InvalidArgument(
-                "file",
-                str(path),
-                f"it is {pixels.shape[2]}x{pixels.shape[1]} pixels and others are {shape[2]}x{shape[1]}",
-                f"Bring all images to one size first, e.g. `mogrify -resize {shape[2]}x{shape[1]}! {path.parent}/*`",
-            )
+            size = f"{shape[2]}x{shape[1]}"
+            reason = f"it is {pixels.shape[2]}x{pixels.shape[1]} pixels and others are {size}"
+            fix = f"Bring all images to one size first, e.g. `mogrify -resize {size}! {path.parent}/*`"
+            raise files.unfit(path, reason, fix)
         inputs[row] = torch.from_numpy(pixels).div(255)
     return inputs, torch.tensor([label for _, label in items], dtype=torch.int64)
 
@@ -107,11 +101,7 @@ def _pixels(path: Path) -> np.ndarray[Any, Any]:
         with Image.open(path) as image:
             return np.array(image.convert("RGB")).transpose(2, 0, 1)
     except Exception as problem:  # a damaged image can fail in any way
-        raise InvalidArgument("file", str(path), f"it is not a readable image ({problem})", "Remove it") from None
-
-
-def _shape(path: Path) -> tuple[int, ...]:
-    return tuple(_pixels(path).shape)
+        raise files.unfit(path, f"it is not a readable image ({problem})", "Remove it") from None
 
 
 def _folders(base: Path) -> list[Path]:
@@ -121,9 +111,8 @@ def _folders(base: Path) -> list[Path]:
 def _images(base: Path, classes: list[str]) -> list[Labelled]:
     unknown = [path.name for path in _folders(base) if path.name not in classes]
     if unknown:
-        raise InvalidArgument(
-            "folder", str(base / unknown[0]), "there is no such class in train/", "Rename it, or add it to train/"
-        )
+        fix = "Rename it, or add it to train/"
+        raise InvalidArgument("folder", str(base / unknown[0]), "there is no such class in train/", fix)
     items = []
     for number, name in enumerate(classes):
         folder = base / name
@@ -140,7 +129,7 @@ def _annotated(path: Path, classes: list[str]) -> list[Labelled]:
         fields = line.split("\t")
         if len(fields) >= 2:
             if fields[1] not in classes:
-                raise InvalidArgument("file", str(path), f"the class {fields[1]} is not in train/", "Fetch it again")
+                raise files.unfit(path, f"the class {fields[1]} is not in train/", "Fetch it again")
             items.append((path.parent / "images" / fields[0], classes.index(fields[1])))
     return items
 

@@ -9,11 +9,11 @@ import os
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from apportion import validate
 from apportion.data import checksums, places
-from apportion.data.dataset import DataSet
-from apportion.data.entry import Archive, Entry, Extra, Mirror, Package
+from apportion.data.entry import Archive, DataSet, Entry, Extra, Kind, Mirror, Package
 from apportion.errors import ApportionError, InvalidArgument
 
 FOLDER = "folder:"
@@ -22,24 +22,26 @@ _IDX_LAYOUT = tuple(checksums.MNIST)
 _CIFAR10_BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 _GITHUB = "https://raw.githubusercontent.com"
 
+
+def _records(
+    kind: Kind, *, classes: int, shape: tuple[int, ...], population: int, vocabulary: int | None = None
+) -> dict[str, Any]:
+    """What the records of an `Entry` are."""
+    return {"kind": kind, "classes": classes, "shape": shape, "population": population, "vocabulary": vocabulary}
+
+
 _ENTRIES = (
     Entry(
         name="digits",
         title="Handwritten digits of 8x8 pixels, part of scikit-learn",
-        kind="image",
-        classes=10,
-        shape=(1, 8, 8),
-        population=1_437,
+        **_records("image", classes=10, shape=(1, 8, 8), population=1_437),
         licence="CC BY 4.0 (UCI)",
         reader="digits:read",
     ),
     Entry(
         name="mnist",
         title="MNIST handwritten digits, with their writers where the QMNIST labels are there",
-        kind="image",
-        classes=10,
-        shape=(1, 28, 28),
-        population=60_000,
+        **_records("image", classes=10, shape=(1, 28, 28), population=60_000),
         licence="(c) Y. LeCun and C. Cortes, CC BY-SA 3.0 according to Keras",
         reader="idx:read",
         files=checksums.MNIST,
@@ -66,10 +68,7 @@ _ENTRIES = (
     Entry(
         name="fashion-mnist",
         title="Fashion-MNIST, articles of clothing",
-        kind="image",
-        classes=10,
-        shape=(1, 28, 28),
-        population=60_000,
+        **_records("image", classes=10, shape=(1, 28, 28), population=60_000),
         licence="MIT (Zalando SE)",
         reader="idx:read",
         files=checksums.FASHION_MNIST,
@@ -84,10 +83,7 @@ _ENTRIES = (
     Entry(
         name="cifar10",
         title="CIFAR-10, small colour photographs",
-        kind="image",
-        classes=10,
-        shape=(3, 32, 32),
-        population=50_000,
+        **_records("image", classes=10, shape=(3, 32, 32), population=50_000),
         licence="none stated; cite Krizhevsky (2009)",
         reader="cifar:read",
         files=dict.fromkeys(_CIFAR10_BATCHES, ""),
@@ -106,10 +102,7 @@ _ENTRIES = (
     Entry(
         name="cifar100",
         title="CIFAR-100, small colour photographs, fine labels",
-        kind="image",
-        classes=100,
-        shape=(3, 32, 32),
-        population=50_000,
+        **_records("image", classes=100, shape=(3, 32, 32), population=50_000),
         licence="none stated; cite Krizhevsky (2009)",
         reader="cifar:read",
         files={"train": "", "test": ""},
@@ -122,10 +115,7 @@ _ENTRIES = (
     Entry(
         name="tiny-imagenet",
         title="Tiny ImageNet, 200 classes of 64x64 pixels",
-        kind="image",
-        classes=200,
-        shape=(3, 64, 64),
-        population=100_000,
+        **_records("image", classes=200, shape=(3, 64, 64), population=100_000),
         licence="research use, as ImageNet",
         reader="image_folders:read",
         layouts=(("train/", "val/val_annotations.txt"),),
@@ -141,10 +131,7 @@ _ENTRIES = (
     Entry(
         name="names",
         title="Surnames of 18 languages, as characters",
-        kind="characters",
-        classes=18,
-        shape=(20,),
-        population=16_068,
+        **_records("characters", classes=18, shape=(20,), population=16_068, vocabulary=93),
         licence="MIT (practical-pytorch)",
         reader="texts:read_names",
         files=checksums.NAMES,
@@ -154,15 +141,11 @@ _ENTRIES = (
             Mirror(f"{_GITHUB}/spro/practical-pytorch/master/data/names/"),
             Archive("https://download.pytorch.org/tutorial/data.zip"),
         ),
-        vocabulary=93,
     ),
     Entry(
         name="imdb",
         title="Large Movie Review Dataset, as words",
-        kind="words",
-        classes=2,
-        shape=(256,),
-        population=25_000,
+        **_records("words", classes=2, shape=(256,), population=25_000, vocabulary=10_000),
         licence="none stated; cite Maas et al. (2011); the texts are by IMDb users",
         reader="texts:read_reviews",
         layouts=(("train.tsv", "test.tsv"),),
@@ -182,15 +165,11 @@ _ENTRIES = (
                 "for the published split put test.tsv (label, stars, text, separated by tabs) beside train.tsv",
             ),
         ),
-        vocabulary=10_000,
     ),
     Entry(
         name="adult",
         title="Adult / Census Income, does a person earn more than 50K?",
-        kind="table",
-        classes=2,
-        shape=(113,),
-        population=32_561,
+        **_records("table", classes=2, shape=(113,), population=32_561),
         licence="CC BY 4.0 (UCI; Becker and Kohavi, 1996)",
         reader="adult:read",
         files=checksums.ADULT,
@@ -238,9 +217,5 @@ def load(name: str, data_dir: Path | str | None = None) -> DataSet:
     except (ApportionError, OSError):
         raise
     except Exception as problem:  # damaged files can fail in any way
-        raise InvalidArgument(
-            "data",
-            name,
-            f"the files in {folder} cannot be read ({type(problem).__name__}: {problem})",
-            "Delete them and fetch the data set again",
-        ) from problem
+        reason = f"the files in {folder} cannot be read ({type(problem).__name__}: {problem})"
+        raise InvalidArgument("data", name, reason, "Delete them and fetch the data set again") from problem

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from zlib import crc32
@@ -20,9 +20,9 @@ import torch
 
 from apportion.data import files, order, tensors
 from apportion.data.checksums import NAMES
-from apportion.data.dataset import DataSet
-from apportion.data.entry import Entry
-from apportion.errors import InvalidArgument
+from apportion.data.entry import DataSet, Entry
+
+Text = tuple[str, int]  # with the number of its class
 
 # Letters of the European alphabets and the marks that occur in names; 0 is padding and 1 is everything else.
 ALPHABET = "abcdefghijklmnopqrstuvwxyz '-.,/" + "àáâãäåæçèéêëìíîïðñòóôõöøùúûüýþßāăąćčďđēęěğīįłńňőœřśšťūůűźżž"
@@ -46,17 +46,13 @@ def read_names(entry: Entry, folder: Path) -> DataSet:
     records.sort(key=lambda record: order.position(f"{record[0]}\t{record[1]}"))
     train = [record for record in records if not order.held_out(record[0])]
     test = [record for record in records if order.held_out(record[0])]
-    return entry.dataset(_characters(train, entry, folder), _characters(test, entry, folder), folder)
+    parts = [_numbered(part, character_numbers, entry, folder) for part in (train, test)]
+    return entry.dataset(parts[0], parts[1], folder)
 
 
 def character_numbers(name: str) -> list[int]:
     """The number of each letter in the fixed alphabet."""
     return [CHARACTERS.get(letter, 1) for letter in name.lower()]
-
-
-def _characters(records: list[tuple[str, int]], entry: Entry, folder: Path) -> tensors.Pair:
-    rows = _padded((character_numbers(name) for name, _ in records), len(records), entry.shape[0])
-    return rows, tensors.targets([label for _, label in records], entry.classes, folder)
 
 
 def read_reviews(entry: Entry, folder: Path) -> DataSet:
@@ -75,7 +71,8 @@ def read_reviews(entry: Entry, folder: Path) -> DataSet:
         test = [record for record in records if order.held_out(record[0])]
         records = [record for record in records if not order.held_out(record[0])]
         population = TRAIN_ONLY_POPULATION
-    return entry.dataset(_words(records, entry, folder), _words(test, entry, folder), folder, population=population)
+    parts = [_numbered(part, word_numbers, entry, folder) for part in (records, test)]
+    return entry.dataset(parts[0], parts[1], folder, population=population)
 
 
 def word_numbers(text: str) -> list[int]:
@@ -88,29 +85,23 @@ def _bucket(word: str) -> int:
     return 1 + crc32(word.encode("ascii")) % (BUCKETS - 1)
 
 
-def _reviews(path: Path) -> list[tuple[str, int]]:
+def _reviews(path: Path) -> list[Text]:
     """(text, label), ordered by hash because the file is sorted by class. Some texts hold other kinds of line ends."""
     records = []
     for number, line in enumerate(files.read_text(path).split("\n"), start=1):
         if line:
             fields = line.split("\t", 2)
             if len(fields) != 3 or fields[0] not in ("0", "1"):
-                raise InvalidArgument(
-                    "file", f"{path}:{number}", "a line must be 0 or 1, stars and text, separated by tabs", "Correct it"
-                )
+                reason = "a line must be 0 or 1, stars and text, separated by tabs"
+                raise files.unfit(f"{path}:{number}", reason, "Correct it")
             records.append((fields[2], int(fields[0])))
     return sorted(records, key=lambda record: (order.position(record[0]), record[1]))
 
 
-def _words(records: list[tuple[str, int]], entry: Entry, folder: Path) -> tensors.Pair:
-    rows = _padded((word_numbers(text) for text, _ in records), len(records), entry.shape[0])
-    return rows, tensors.targets([label for _, label in records], entry.classes, folder)
-
-
-def _padded(rows: Iterable[list[int]], count: int, length: int) -> torch.Tensor:
-    """Numbers cut to `length` or filled up with 0."""
-    table = np.zeros((count, length), dtype=np.int64)
-    for row, numbers in enumerate(rows):
-        kept = numbers[:length]
+def _numbered(records: list[Text], numbers: Callable[[str], list[int]], entry: Entry, folder: Path) -> tensors.Pair:
+    """The numbers of each text, cut to the length of the entry's records or filled up with 0, and its label."""
+    table = np.zeros((len(records), *entry.shape), dtype=np.int64)
+    for row, (text, _) in enumerate(records):
+        kept = numbers(text)[: entry.shape[0]]
         table[row, : len(kept)] = kept
-    return torch.from_numpy(table)
+    return tensors.pair(entry, torch.from_numpy(table), [label for _, label in records], folder)

@@ -6,14 +6,17 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from apportion.reporting.formatting import DASH, format_count, format_epochs, format_epsilon, format_percent
 from apportion.reporting.result import HistoryEntry, RunResult
 from apportion.reporting.series import Series, mean
 
-Value = Callable[[HistoryEntry], float | None]
+Value = Callable[[HistoryEntry], float | Sequence[float] | None]
+ACCURACY, EPSILON = attrgetter("test_accuracy"), attrgetter("epsilon")
+CLIP, MULTIPLIER = attrgetter("clip"), attrgetter("noise_multiplier")
 
 MOST_POINTS = 400
 
@@ -31,37 +34,23 @@ class Point:
 
 
 def make_curve(runs: Iterable[RunResult], value: Value) -> list[Point]:
-    """One point for each step at which at least one seed has a value."""
-    values: dict[int, list[float]] = defaultdict(list)
-    spent: dict[int, list[float]] = defaultdict(list)
+    """One point for each step at which at least one seed has a value. Of several values of a seed the mean counts; low and high
+    reach over all of them.
+    """
+    means, seen, spent = (defaultdict[int, list[float]](list) for _ in range(3))
     for run in runs:
         for entry in run.history:
-            if (found := value(entry)) is None:
+            found = value(entry)
+            values = [found] if isinstance(found, (int, float)) else list(found or ())
+            if (average := mean(values)) is None:
                 continue
-            values[entry.step].append(found)
+            means[entry.step].append(average)
+            seen[entry.step] += values
             if entry.epsilon is not None:
                 spent[entry.step].append(entry.epsilon)
     return [
-        Point(step, mean(seen) or 0.0, min(seen), max(seen), len(seen), max(spent[step], default=None))
-        for step, seen in sorted(values.items())
-    ]
-
-
-def mean_clip(entry: HistoryEntry) -> float | None:
-    """The mean threshold over groups of parameters."""
-    return mean(entry.clip)
-
-
-def make_clip_curve(runs: Iterable[RunResult]) -> list[Point]:
-    """The mean threshold over seeds and groups of parameters; low and high reach over all groups of all seeds."""
-    runs = list(runs)
-    seen: dict[int, list[float]] = defaultdict(list)
-    for run in runs:
-        for entry in run.history:
-            seen[entry.step] += entry.clip
-    return [
-        replace(point, low=min([point.low, *seen[point.step]]), high=max([point.high, *seen[point.step]]))
-        for point in make_curve(runs, mean_clip)
+        Point(step, mean(of) or 0.0, min(seen[step]), max(seen[step]), len(of), max(spent[step], default=None))
+        for step, of in sorted(means.items())
     ]
 
 
@@ -86,7 +75,7 @@ def find_costs(series: Sequence[Series], colours: Mapping[str, int]) -> dict[str
     """
     found = []
     for one in series:
-        points = make_curve(one.runs, lambda entry: entry.test_accuracy)
+        points = make_curve(one.runs, ACCURACY)
         whole = [point for point in points if point.seeds == max(point.seeds for point in points)]
         if whole:
             found.append((one, whole))

@@ -26,6 +26,7 @@ except ImportError:
     require_extra("report", "plotly")
     raise
 
+Curve = tuple[str, Iterable[tuple[float, float | None]]]
 STRIPE = 9
 _CLEAR = "rgba(0,0,0,0)"
 _LABEL = {"color": MUTED, "size": 12}
@@ -74,14 +75,25 @@ def make_page_figure(title: str, panels: Sequence[str] = ("",), widths: Sequence
     return figure
 
 
+def write_schedules(title: str, panels: Mapping[str, Sequence[Curve]], out: Path, *, legend: bool = True) -> Path:
+    """Write a page with curves over the steps, each by its name, and a panel for each quantity."""
+    figure = make_page_figure(title, tuple(panels))
+    for column, curves in enumerate(panels.values(), start=1):
+        lines = [draw_line(name, points, number) for number, (name, points) in enumerate(curves)]
+        figure.add_traces(stripe_coinciding(lines), rows=1, cols=column)
+        figure.update_traces(showlegend=legend and column == 1, row=1, col=column)
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(rangemode="tozero")
+    return write_page(figure, out, "html")
+
+
 def write_page(figure: Any, out: Path | str, argument: str) -> Path:
     """Write `figure` to `out`. `argument` is what the person called the file, for the message that it cannot be written."""
     try:
         figure.write_html(out, include_plotlyjs=True, full_html=True)
     except OSError as error:
-        raise InvalidArgument(
-            argument, str(out), f"it cannot be written: {error.strerror}", "Choose another file"
-        ) from error
+        reason = f"it cannot be written: {error.strerror}"
+        raise InvalidArgument(argument, str(out), reason, "Choose another file") from error
     return Path(out)
 
 
@@ -128,18 +140,17 @@ def fit_size_axis(low: float, high: float) -> dict[str, Any]:
 # The parts of a plot
 
 
+def _trace(x: Any, y: Any, colour: str, name: str, meta: Mapping[str, Any], **style: Any) -> Any:
+    """A line of width 2, or what `style` makes of it: `width` and `dash` of the line, and anything that plotly knows."""
+    line = {"color": colour, "width": style.pop("width", 2), "dash": style.pop("dash", None)}
+    return go.Scatter(**{"x": x, "y": y, "mode": "lines", "line": line, "name": escape(name), "meta": meta} | style)
+
+
 def draw_line(name: str, points: Iterable[tuple[float, float | None]], number: int) -> Any:
     """A line through points, with a gap where there is no value, in the colour of its number; lines of one name share their legend."""
     x, y = zip(*points, strict=True)
-    return go.Scatter(
-        x=x,
-        y=y,
-        mode="lines",
-        line={"width": 2, "color": choose_colour(number)},
-        name=escape(name),
-        legendgroup=escape(name),
-        meta={"recipe": name, "slot": number, "role": "line"},
-    )
+    meta = {"recipe": name, "slot": number, "role": "line"}
+    return _trace(x, y, choose_colour(number), name, meta, legendgroup=escape(name))
 
 
 def draw_series(
@@ -156,66 +167,50 @@ def draw_series(
     if not points:
         return []
     slot = colours.get(one.recipe, 0)
-    colour, label = COLOURS[slot][0], escape(one.label)
+    colour, meta = COLOURS[slot][0], {"recipe": one.recipe, "slot": slot}
     across = [_short(found) for point in points if (found := x(point)) is not None]
     traces = []
     if any(point.high > point.low for point in points):
-        traces.append(
-            go.Scatter(
-                x=[*across, *reversed(across)],
-                y=[*(_short(point.high) for point in points), *(_short(point.low) for point in reversed(points))],
-                mode="lines",
-                line={"width": 0, "color": colour},
-                fill="toself",
-                fillcolor=make_tint(colour, 0.16),
-                hoverinfo="skip",
-                name=label,
-                meta={"recipe": one.recipe, "slot": slot, "role": "band"},
-            )
-        )
-    dotted = len(points) == 1 or (markers and len(points) <= 40)
-    traces.append(
-        go.Scatter(
-            x=across,
-            y=[_short(point.mean) for point in points],
-            mode="lines+markers" if dotted else "lines",
-            line={"width": 2, "color": colour, "dash": one.dash},
-            marker={"size": 8 if len(points) == 1 else 4.5, "color": colour},
-            hovertemplate=f"%{{fullData.name}}: {hover}<extra></extra>",
-            name=label,
-            meta={"recipe": one.recipe, "slot": slot, "role": "line"},
-        )
+        there, back = [*across, *reversed(across)], [_short(point.low) for point in reversed(points)]
+        filled = {"fill": "toself", "fillcolor": make_tint(colour, 0.16), "hoverinfo": "skip"}
+        outline = [*(_short(point.high) for point in points), *back]
+        traces = [_trace(there, outline, colour, one.label, meta | {"role": "band"}, width=0, **filled)]
+    middle = _trace(
+        across,
+        [_short(point.mean) for point in points],
+        colour,
+        one.label,
+        meta | {"role": "line"},
+        dash=one.dash,
+        mode="lines+markers" if len(points) == 1 or (markers and len(points) <= 40) else "lines",
+        marker={"size": 8 if len(points) == 1 else 4.5, "color": colour},
+        hovertemplate=f"%{{fullData.name}}: {hover}<extra></extra>",
     )
-    return traces
+    return [*traces, middle]
 
 
 def draw_group(one: Series, points: list[Point], group: int, of: int) -> Any:
     """The line of one of several groups of parameters, whose colour says how deep in the model it is."""
-    points = thin(points)
-    return go.Scatter(
-        x=[_short(point.step) for point in points],
-        y=[_short(point.mean) for point in points],
+    points, colour, name = thin(points), RAMP[0][0], f"group {group + 1}"
+    return _trace(
+        [_short(point.step) for point in points],
+        [_short(point.mean) for point in points],
+        colour,
+        name,
+        {"recipe": None, "role": "line", "choice": one.label, "depth": group / (of - 1)},
+        width=1.75,
         mode="lines+markers" if len(points) == 1 else "lines",
-        line={"width": 1.75, "color": RAMP[0][0]},
-        marker={"size": 8, "color": RAMP[0][0]},
-        hovertemplate=f"group {group + 1}: %{{y:.4~g}}<extra></extra>",
-        name=f"group {group + 1}",
-        meta={"recipe": None, "role": "line", "choice": one.label, "depth": group / (of - 1)},
+        marker={"size": 8, "color": colour},
+        hovertemplate=f"{name}: %{{y:.4~g}}<extra></extra>",
     )
 
 
 def draw_level(recipe: str | None, slot: int | None, level: float, right: float, role: str, label: str) -> Any:
     """A line straight across: the budget, or the accuracy without privacy."""
-    colour = MUTED if slot is None else COLOURS[slot][0]
-    return go.Scatter(
-        x=[0, right],
-        y=[_short(level)] * 2,
-        mode="lines",
-        line={"width": 1.5, "dash": "dash" if role == "budget" else "dot", "color": colour},
-        hovertemplate=f"{escape(label)}<extra></extra>",
-        name=escape(label),
-        meta={"recipe": recipe, "slot": slot, "role": role},
-    )
+    colour, meta = MUTED if slot is None else COLOURS[slot][0], {"recipe": recipe, "slot": slot, "role": role}
+    style = {"width": 1.5, "dash": "dash" if role == "budget" else "dot"}
+    hover = f"{escape(label)}<extra></extra>"
+    return _trace([0, right], [_short(level)] * 2, colour, label, meta, hovertemplate=hover, **style)
 
 
 def label_level(figure: Any, level: float, text: str) -> None:

@@ -13,22 +13,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from apportion.reporting import palette
+from apportion.reporting import palette, results_table
 from apportion.reporting.configuration import list_common, list_provenance, list_settings
 from apportion.reporting.curves import find_costs
 from apportion.reporting.drawing import STRIPE
 from apportion.reporting.panels import draw_panels
 from apportion.reporting.result import Results
-from apportion.reporting.results_table import (
-    choose_columns,
-    is_seeded,
-    list_not_run,
-    make_overview,
-    make_rows,
-    summarise,
-    summarise_experiment,
-    write_notes,
-)
 from apportion.reporting.series import Experiment, assign_colours, group_experiments
 from apportion.reporting.statements import collect_statements, describe_attacker
 
@@ -52,16 +42,16 @@ def _describe_results(results: Results, title: str | None) -> dict[str, Any]:
     experiments = group_experiments(results.runs)
     colours = assign_colours(results.runs, len(palette.COLOURS))
     sections = [_describe_experiment(experiment, place, colours) for place, experiment in enumerate(experiments)]
-    lead, *more = summarise(experiments)
+    lead, *more = results_table.summarise(experiments)
     return {
         "title": title or results.title or results.name or DEFAULT_TITLE,
         "source": results.source,
         "note": results.note,
         "lead": lead,
         "more": more,
-        "overview": make_overview(experiments, colours) if len(experiments) > 1 else [],
+        "overview": results_table.make_overview(experiments, colours) if len(experiments) > 1 else [],
         "sections": sections,
-        "not_run": list_not_run(results),
+        "not_run": results_table.list_not_run(results),
         "provenance": list_provenance(results),
         "created": results.created,
         "theme": palette.THEME,
@@ -78,18 +68,18 @@ def _describe_results(results: Results, title: str | None) -> dict[str, Any]:
 
 def _describe_experiment(experiment: Experiment, place: int, colours: Mapping[str, int]) -> dict[str, Any]:
     """Its table, its figures with captions and one legend, its statements, its settings; `place` makes its ids its own."""
-    rows, panels = make_rows(experiment, colours), draw_panels(experiment, place, colours)
+    rows, panels = results_table.make_rows(experiment, colours), draw_panels(experiment, place, colours)
     metas = [trace["meta"] for panel in panels for trace in panel["figure"]["data"]]
     series = experiment.series
     dashes = {one.dash: f"ε = {one.target:g}" for one in series if one.target is not None}
     return {
         "place": place,
         "name": experiment.name,
-        "summary": summarise_experiment(experiment),
+        "summary": results_table.summarise_experiment(experiment),
         "rows": rows,
-        "columns": choose_columns(rows),
-        "seeded": is_seeded(experiment),
-        "notes": write_notes(experiment),
+        "columns": results_table.choose_columns(rows),
+        "seeded": results_table.is_seeded(experiment),
+        "notes": results_table.write_notes(experiment),
         "panels": panels,
         "recipes": [{"name": name, "slot": colours[name]} for name in dict.fromkeys(one.recipe for one in series)],
         "dashes": [{"dash": dash, "label": label} for dash, label in dashes.items()] if len(dashes) > 1 else [],

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apportion.reporting.curves import Point, count_groups, make_clip_curve, make_curve, mean_clip
+from apportion.reporting.curves import ACCURACY, CLIP, EPSILON, MULTIPLIER, Point, Value, count_groups, make_curve
 from apportion.reporting.drawing import (
     draw_group,
     draw_level,
@@ -23,7 +23,6 @@ from apportion.reporting.drawing import (
     stripe_coinciding,
 )
 from apportion.reporting.formatting import format_percent
-from apportion.reporting.result import HistoryEntry
 from apportion.reporting.series import Experiment, Series, rank_accuracy
 
 Colours = Mapping[str, int]
@@ -34,7 +33,7 @@ def draw_accuracy_by_steps(series: Sequence[Series], colours: Colours) -> Any | 
     """Test accuracy at the steps where it was measured."""
     traces: list[Any] = []
     for one in series:
-        points = make_curve(one.runs, _accuracy)
+        points = make_curve(one.runs, ACCURACY)
         traces += draw_series(one, points, colours, hover="%{y:.1%}", markers=True)
     return make_figure(traces, "step", y=fit_percent_axis(traces))
 
@@ -43,7 +42,7 @@ def draw_accuracy_by_epsilon(series: Sequence[Series], colours: Colours) -> Any 
     """Test accuracy against the ε spent so far; non-private training, which has no ε, is a dotted line across."""
     traces: list[Any] = []
     for one in series:
-        points = [point for point in make_curve(one.runs, _accuracy) if point.epsilon is not None]
+        points = [point for point in make_curve(one.runs, ACCURACY) if point.epsilon is not None]
         hover = "%{y:.1%} at ε = %{x:.3~f}"
         traces += draw_series(one, points, colours, hover=hover, markers=True, x=lambda point: point.epsilon)
     if not traces:
@@ -62,7 +61,7 @@ def draw_epsilon_by_steps(series: Sequence[Series], colours: Colours) -> Any | N
     traces: list[Any] = []
     budgets: set[float] = set()
     for one in series:
-        drawn = draw_series(one, make_curve(one.runs, lambda entry: entry.epsilon), colours, hover="ε = %{y:.3~f}")
+        drawn = draw_series(one, make_curve(one.runs, EPSILON), colours, hover="ε = %{y:.3~f}")
         traces += drawn
         if drawn and one.target is not None:
             budgets.add(one.target)
@@ -78,12 +77,12 @@ def draw_epsilon_by_steps(series: Sequence[Series], colours: Colours) -> Any | N
 
 def draw_clip_by_steps(series: Sequence[Series], colours: Colours) -> Any | None:
     """The clip threshold; of several groups of parameters their mean, in a band from the smallest to the largest."""
-    return _draw_setting([(one, make_clip_curve(one.runs)) for one in series], colours)
+    return _draw_setting(series, colours, CLIP)
 
 
 def draw_noise_by_steps(series: Sequence[Series], colours: Colours) -> Any | None:
     """The noise multiplier."""
-    return _draw_setting([(one, make_curve(one.runs, _multiplier)) for one in series], colours)
+    return _draw_setting(series, colours, MULTIPLIER)
 
 
 def draw_clip_by_groups(series: Sequence[Series], colours: Colours) -> Any | None:
@@ -102,7 +101,8 @@ def draw_clip_by_groups(series: Sequence[Series], colours: Colours) -> Any | Non
     return make_figure(traces, "step", y=axis)
 
 
-def _draw_setting(curves: Sequence[tuple[Series, list[Point]]], colours: Colours) -> Any | None:
+def _draw_setting(series: Sequence[Series], colours: Colours, value: Value) -> Any | None:
+    curves = [(one, make_curve(one.runs, value)) for one in series]
     traces = [trace for one, points in curves for trace in draw_series(one, points, colours, hover="%{y:.4~g}")]
     drawn = [point for _, points in curves for point in points]
     if not drawn:
@@ -111,15 +111,7 @@ def _draw_setting(curves: Sequence[tuple[Series, list[Point]]], colours: Colours
     return make_figure(stripe_coinciding(traces), "step", y=axis)
 
 
-def _accuracy(entry: HistoryEntry) -> float | None:
-    return entry.test_accuracy
-
-
-def _multiplier(entry: HistoryEntry) -> float | None:
-    return entry.noise_multiplier
-
-
-def _clip_of(group: int) -> Callable[[HistoryEntry], float | None]:
+def _clip_of(group: int) -> Value:
     return lambda entry: entry.clip[group] if group < len(entry.clip) else None
 
 
@@ -158,13 +150,13 @@ def caption_clip(series: Sequence[Series], figure: Any) -> str:
     said = []
     for one in series:
         average = ", on average over its groups" if count_groups(one.runs) > 1 else ""
-        said += [moves + average for moves in _describe_course(one, mean_clip)]
+        said += [moves + average for moves in _describe_course(one, CLIP)]
     return f"The largest norm that the gradient of one record may keep: {_name_first(said, '; ')}."
 
 
 def caption_noise(series: Sequence[Series], figure: Any) -> str:
     """How the multipliers move."""
-    said = [moves for one in series for moves in _describe_course(one, _multiplier)]
+    said = [moves for one in series for moves in _describe_course(one, MULTIPLIER)]
     return f"The noise, as a multiple of the clip threshold: {_name_first(said, '; ')}."
 
 
@@ -176,7 +168,7 @@ def caption_groups(series: Sequence[Series], figure: Any) -> str:
     )
 
 
-def _describe_course(one: Series, value: Callable[[HistoryEntry], float | None]) -> list[str]:
+def _describe_course(one: Series, value: Value) -> list[str]:
     """From where to where a value goes; nothing if there is none."""
     values = [point.mean for point in make_curve(one.runs, value)]
     if not values:

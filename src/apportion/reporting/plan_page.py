@@ -66,19 +66,16 @@ def plan_by_limit_theorem(recipe: Recipe, budget: Budget, sampling: Sampling) ->
 
 def draw_plans(plans: Sequence[dict[str, Any]], out: Path) -> Path:
     """Clip, noise and budget of all plans over the steps, on one page that needs no network."""
-    from apportion.reporting.drawing import draw_line, make_page_figure, stripe_coinciding, write_page
+    from apportion.reporting.drawing import write_schedules
 
     first = plans[0]
     facts = f"ε = {first['target_epsilon']:g}, δ = {first['delta']:g}, q = {first['sample_rate']:.4g}, {first['steps']:,} steps"
-    figure = make_page_figure(f"Plans for {facts}", ("ε spent", "noise multiplier", "clip threshold"))
-    for column, key in enumerate(("spent", "noise_multiplier", "clip"), start=1):
-        curves = [(plan["recipe"], plan[key] if key == "spent" else _every_step(plan[key])) for plan in plans]
-        lines = [draw_line(name, points, number) for number, (name, points) in enumerate(curves)]
-        figure.add_traces(stripe_coinciding(lines), rows=1, cols=column)
-        figure.update_traces(showlegend=column == 1, row=1, col=column)
-    figure.update_xaxes(title="step")
-    figure.update_yaxes(rangemode="tozero")
-    return write_page(figure, out, "html")
+    panels = {
+        "ε spent": [(plan["recipe"], plan["spent"]) for plan in plans],
+        "noise multiplier": [(plan["recipe"], _every_step(plan["noise_multiplier"])) for plan in plans],
+        "clip threshold": [(plan["recipe"], _every_step(plan["clip"])) for plan in plans],
+    }
+    return write_schedules(f"Plans for {facts}", panels, out)
 
 
 def _every_step(values: Sequence[float]) -> list[tuple[float, float]]:

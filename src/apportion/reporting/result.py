@@ -20,7 +20,7 @@ VERSION = 1
 FILE = "results.json"
 
 Values = Mapping[str, Any]
-_Kind = TypeVar("_Kind", bound="HistoryEntry | RunResult | NotRun")
+_Kind = TypeVar("_Kind", bound="HistoryEntry | RunResult | NotRun | Results")
 
 
 def as_number(value: Any) -> float | None:
@@ -170,7 +170,13 @@ class NotRun:
     details: Values = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in _written(self).items() if value is not None or name in self.details}
+        return _without_missing(self)
+
+
+def _read_not_run(entries: Any) -> tuple[NotRun, ...] | None:
+    if not isinstance(entries, Iterable):
+        return None
+    return tuple(_read(NotRun, entry) for entry in entries if isinstance(entry, Mapping))
 
 
 @dataclass(frozen=True)
@@ -184,13 +190,13 @@ class Results:
     """
 
     runs: tuple[RunResult, ...]
-    title: str | None = None
-    name: str | None = None
-    source: str | None = None
-    note: str | None = None
-    created: str | None = None
-    not_run: tuple[NotRun, ...] | None = None
-    skipped: tuple[NotRun, ...] | None = None
+    title: str | None = _read_by(_as_text)
+    name: str | None = _read_by(_as_text)
+    source: str | None = _read_by(_as_text)
+    note: str | None = _read_by(_as_text)
+    created: str | None = _read_by(_as_text)
+    not_run: tuple[NotRun, ...] | None = _read_by(_read_not_run)
+    skipped: tuple[NotRun, ...] | None = _read_by(_read_not_run)
     details: Values = field(default_factory=dict)
 
     @classmethod
@@ -203,34 +209,20 @@ class Results:
         runs = values.get("runs")
         if not isinstance(runs, Sequence) or isinstance(runs, str):
             raise _refused(values, "it has no list of 'runs'")
-        not_run, skipped = (_read_not_run(values.get(name)) for name in ("not_run", "skipped"))
+        read = tuple(RunResult.from_json(run, f"runs[{place}]") for place, run in enumerate(runs))
+        found = _read(cls, {name: value for name, value in values.items() if name != "version"}, runs=read)
         if not runs:
-            reasons = "; ".join(dict.fromkeys(entry.reason for entry in (*(not_run or ()), *(skipped or ()))))
+            left_out = (*(found.not_run or ()), *(found.skipped or ()))
+            reasons = "; ".join(dict.fromkeys(entry.reason for entry in left_out))
             raise _refused(values, "no 'runs': nothing of it was run" + (f" ({reasons})" if reasons else ""))
-        known = {"version", "runs", "not_run", "skipped", *_TEXTS}
-        texts: dict[str, Any] = {name: _as_text(values.get(name)) for name in _TEXTS}
-        return cls(
-            runs=tuple(RunResult.from_json(run, f"runs[{place}]") for place, run in enumerate(runs)),
-            **texts,
-            not_run=not_run,
-            skipped=skipped,
-            details={str(name): value for name, value in values.items() if name not in known},
-        )
+        return found
 
     def to_json(self, *, history: bool = True) -> dict[str, Any]:
         """The content of a file."""
-        texts = {name: found for name in _TEXTS if (found := getattr(self, name)) is not None}
-        lists = {"not_run": self.not_run, "skipped": self.skipped}
-        return {
-            "version": VERSION,
-            **texts,
-            **{name: [one.to_json() for one in found] for name, found in lists.items() if found is not None},
-            **self.details,
-            "runs": [run.to_json(history=history) for run in self.runs],
-        }
-
-
-_TEXTS = ("title", "name", "source", "note", "created")
+        lists = {"runs": [run.to_json(history=history) for run in self.runs]}
+        for name, left_out in (("not_run", self.not_run), ("skipped", self.skipped)):
+            lists |= {} if left_out is None else {name: [one.to_json() for one in left_out]}
+        return {"version": VERSION} | _without_missing(self) | lists
 
 
 def read_results(path: Path | str) -> Results:
@@ -269,17 +261,16 @@ def _read(kind: type[_Kind], values: Values, **more: Any) -> _Kind:
     return kind(**known, **more, details=rest)
 
 
-def _written(value: HistoryEntry | RunResult | NotRun) -> dict[str, Any]:
+def _written(value: HistoryEntry | RunResult | NotRun | Results) -> dict[str, Any]:
     """Each field that has a converter, and then the details."""
     return {one.name: getattr(value, one.name) for one in fields(value) if "convert" in one.metadata} | dict(
         value.details
     )
 
 
-def _read_not_run(entries: Any) -> tuple[NotRun, ...] | None:
-    if not isinstance(entries, Iterable):
-        return None
-    return tuple(_read(NotRun, entry) for entry in entries if isinstance(entry, Mapping))
+def _without_missing(value: NotRun | Results) -> dict[str, Any]:
+    """As `_written`, without the fields that have no value."""
+    return {name: one for name, one in _written(value).items() if one is not None or name in value.details}
 
 
 def _refused(values: Any, reason: str) -> InvalidArgument:

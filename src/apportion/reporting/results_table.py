@@ -72,7 +72,7 @@ def _place_beside(best: Series, free: Sequence[Series]) -> str:
 
 def _compare_with_paper(series: Sequence[Series]) -> list[str]:
     pairs = [(one.accuracy, one.paper_accuracy) for one in series if not one.above_claim]
-    sides = Counter(compare_accuracy(*pair) for ours, paper in pairs if (pair := _both(ours, paper)))
+    sides = Counter(compare_accuracy(ours, paper) for ours, paper in pairs if ours is not None and paper is not None)
     if not sides:
         return []
     near = f"within {100 * CLOSE:g} points of the published figure"
@@ -82,16 +82,9 @@ def _compare_with_paper(series: Sequence[Series]) -> list[str]:
     claims = [one for one in series if one.epsilon is not None and one.paper_epsilon is not None]
     if claims:
         over = sum(one.above_claim for one in claims)
-        sentences.append(
-            f"The true ε is above the claimed one in {over} of {len(claims)} results."
-            if over
-            else f"The true ε is at or below the claimed one in all {len(claims)} results."
-        )
+        where = f"above the claimed one in {over} of" if over else "at or below the claimed one in all"
+        sentences.append(f"The true ε is {where} {len(claims)} results.")
     return sentences
-
-
-def _both(ours: float | None, paper: float | None) -> tuple[float, float] | None:
-    return None if ours is None or paper is None else (ours, paper)
 
 
 # In tables
