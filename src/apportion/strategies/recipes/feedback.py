@@ -50,7 +50,7 @@ def adadp(threshold: float = 1.0, tolerance: float = 1.0, exponent: float = 0.5)
     )
 
 
-def dp_agd(threshold: float = 1.0, loss_bound: float = 3.0, growth: float = 0.1) -> Recipe:
+def dp_agd(threshold: float = 3.0, loss_bound: float = 3.0, growth: float = 0.1) -> Recipe:
     """Gradient descent with noisy choices among step sizes and a budget that grows when none helps."""
     return Recipe(
         name="dp-agd",
