@@ -241,22 +241,17 @@ class _PythonQueries(TorchFunctionMode):
         return tuple(one(size) for size in found) if type(found) is tuple else one(found)
 
 
+def _meta_maker(tensor: Tensor) -> functools.partial[Tensor]:
+    """Makes tensors like this one, without values."""
+    return functools.partial(torch.empty_strided, tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
 def _to_meta(leaf: Any) -> Any:
     if isinstance(leaf, TracedTensor):
         return leaf.meta
     if isinstance(leaf, Tensor):
-        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+        return _meta_maker(leaf)()
     return torch.device("meta") if isinstance(leaf, torch.device) else leaf
-
-
-class _MetaGeometry:
-    """What a tensor without values is."""
-
-    def __init__(self, tensor: Tensor):
-        self._shape, self._stride, self._dtype = tensor.shape, tensor.stride(), tensor.dtype
-
-    def tensor(self) -> Tensor:
-        return torch.empty_strided(self._shape, self._stride, dtype=self._dtype, device="meta")
 
 
 _SHAPE_CACHE: dict[Any, Any] = {}
@@ -282,20 +277,19 @@ def _takes_device(operation: Any) -> bool:
 
 
 @functools.cache
-def _size_arguments(operation: Any) -> frozenset[str]:
+def size_arguments(operation: Any) -> frozenset[str]:
     """The arguments that are sizes or indices, SymInt in torch's schemas; what is computed with is a Scalar, a float or an int."""
     if operation.overloadpacket.__name__ == "arange":
         return frozenset(("start", "end", "step"))
     return frozenset(re.findall(r"SymInt(?:\[\d*\])?\??\s+(\w+)", str(operation._schema)))
 
 
-def iterate_sizes(operation: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, int]]:
-    """All sizes and indices that an operation is given, with the names of their arguments."""
-    names = _size_arguments(operation)
-    for index, argument in enumerate(operation._schema.arguments):
-        if argument.name in names:
-            value = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
-            yield from ((argument.name, leaf) for leaf in tree_leaves(value) if isinstance(leaf, int))
+def bind_arguments(operation: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """What an operation is given, by the names of its arguments."""
+    return {
+        argument.name: args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
+        for index, argument in enumerate(operation._schema.arguments)
+    }
 
 
 def _digest_constant(value: Tensor) -> Any:
@@ -309,12 +303,11 @@ def _digest_constant(value: Tensor) -> Any:
 
 def written_arguments(operation: Any, args: Any, kwargs: Any) -> list[Any]:
     """The tensors that an operation writes to."""
-    return [
-        value
-        for index, argument in enumerate(operation._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-        if isinstance(value := args[index] if index < len(args) else kwargs.get(argument.name), Tensor)
+    given = bind_arguments(operation, args, kwargs)
+    written = [
+        one.name for one in operation._schema.arguments if one.alias_info is not None and one.alias_info.is_write
     ]
+    return [given[name] for name in written if isinstance(given[name], Tensor)]
 
 
 def _generator_states() -> tuple[Any, ...]:
@@ -510,14 +503,13 @@ class RecordTracer(TorchDispatchMode):
     def _describe(self, operation: Any, args: Any, kwargs: Any) -> Operation:
         numbers: list[Any] = []
         sizes: list[Any] = []
-        for index, argument in enumerate(operation._schema.arguments):
-            value = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
+        for name, value in bind_arguments(operation, args, kwargs).items():
             for leaf in tree_leaves(value):
                 if isinstance(leaf, torch.ScriptObject):
                     numbers.append(type(leaf))  # a handle, as of the profiler's: two of them cannot be compared
                     continue
                 if not isinstance(leaf, Tensor):
-                    (sizes if argument.name in _size_arguments(operation) else numbers).append(leaf)
+                    (sizes if name in size_arguments(operation) else numbers).append(leaf)
                     continue
                 sizes.extend(leaf.meta.shape if isinstance(leaf, TracedTensor) else leaf.shape)
                 if isinstance(leaf, TracedTensor):
@@ -538,10 +530,8 @@ class RecordTracer(TorchDispatchMode):
             if len(_SHAPE_CACHE) >= _SHAPE_CACHE_SIZE:
                 _SHAPE_CACHE.clear()
             results = operation(*plain[0], **plain[1])
-            _SHAPE_CACHE[key] = tree_map(
-                lambda leaf: leaf if not isinstance(leaf, Tensor) else _MetaGeometry(leaf), results
-            )
-        return tree_map(lambda leaf: leaf.tensor() if isinstance(leaf, _MetaGeometry) else leaf, _SHAPE_CACHE[key])
+            _SHAPE_CACHE[key] = tree_map(lambda leaf: _meta_maker(leaf) if isinstance(leaf, Tensor) else leaf, results)
+        return tree_map(lambda leaf: leaf() if isinstance(leaf, functools.partial) else leaf, _SHAPE_CACHE[key])
 
     def decompose(self, operation: Any, args: Any, kwargs: Any) -> Any:
         """Run what torch itself says that an operation is made of; `NotImplemented` if it does not say."""
