@@ -33,7 +33,7 @@ from apportion.audit.recorder import LONE_STEP, Recorder
 from apportion.audit.replay_comparison import Declared, compare, distances, inspect_noise, inspect_run
 from apportion.audit.replay_report import SHARP, Finding, Measured, ReplayReport
 from apportion.audit.state import differences
-from apportion.audit.subject import Loop, Subject, audited_recipe, without_dropout
+from apportion.audit.subject import Loop, Subject, audited_recipe
 from apportion.budget import Budget, Public, Record
 from apportion.curator.curator import LossFunction
 from apportion.curator.gradients.engine import EngineChoice
@@ -41,6 +41,7 @@ from apportion.curator.records import Batch, Records, as_records
 from apportion.curator.tree import map_tensors
 from apportion.errors import InvalidArgument, UnsupportedModel
 from apportion.execution import Execution, Mode
+from apportion.models.synthetic import without_dropout
 from apportion.planning import Plan, plan_steps
 from apportion.sampling import Sampling
 from apportion.strategies.recipes import Recipe
@@ -96,7 +97,9 @@ def replay(
         )
     recipe = audited_recipe(plan)
     records = as_records(data)
-    subject_model, silenced = without_dropout(model)
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument("model", model, f"it is a {type(model).__name__}", "Pass a torch.nn.Module")
+    subject_model, silenced = without_dropout(model)  # masks would differ with the number of records
     choice = _engine(engine, subject_model, None if loop else loss_fn, records)
     everyone = records.batch(np.arange(RECORDS + 1) % len(records))
     common, record = (

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -24,13 +25,11 @@ from torch.utils._mode_utils import no_dispatch
 
 from apportion.curator import mechanisms
 from apportion.curator.clipping import Gradients, Rows
-from apportion.curator.curator import Charges, Curator, Draw, LossFunction, StreamSource
-from apportion.curator.gradients.engine import Engine
+from apportion.curator.curator import Curator, Draw, LossFunction
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Stream
 from apportion.curator.records import Batch, Records
 from apportion.curator.tree import map_tensors
-from apportion.execution import Execution
 from apportion.request import FirstGain, LowestLoss, Released, Request
 from apportion.training.session import Setup
 
@@ -160,20 +159,7 @@ class SealedDraw(Draw):
 
 
 class SealedCurator(Curator):
-    """A curator that opens its seals only while it answers.
-
-    Args: as `Curator`; `records` are sealed here.
-    """
-
-    def __init__(
-        self,
-        records: Records,
-        engine: Engine,
-        charges: Charges,
-        randomness: StreamSource,
-        execution: Execution | None = None,
-    ):
-        super().__init__(_sealed_records(records), engine, charges, randomness, execution, DeclassifyingMechanisms())
+    """A curator that opens its seals only while it answers."""
 
     def open(self, request: Request) -> Draw:
         return SealedDraw(super().open(request))
@@ -186,7 +172,12 @@ class SealedCurator(Curator):
 def sealed(setup: Setup) -> Setup:
     """The same run behind seals. Its engine writes gradients out, because only those can be sealed."""
     mode: Literal["vmap", "loop"] = "loop" if setup.choice.mode == "loop" else "vmap"
-    return replace(setup, engine=SealedGradients(setup.model, mode), build_curator=SealedCurator)
+    return replace(
+        setup,
+        records=_sealed_records(setup.records),
+        engine=SealedGradients(setup.model, mode),
+        build_curator=partial(SealedCurator, mechanisms=DeclassifyingMechanisms()),
+    )
 
 
 def _sealed_records(records: Records) -> Records:

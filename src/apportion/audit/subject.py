@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -83,18 +82,3 @@ def audited_recipe(plan: Plan | Recipe | str) -> Recipe:
             "plan", recipe.name, "it promises nothing that could be broken", "Choose a private recipe"
         )
     return recipe
-
-
-def without_dropout(model: nn.Module) -> tuple[nn.Module, list[str]]:
-    """A copy whose dropout drops nothing, and the layers that were changed: masks would differ with the number of records."""
-    if not isinstance(model, nn.Module):
-        raise InvalidArgument("model", model, f"it is a {type(model).__name__}", "Pass a torch.nn.Module")
-    subject = copy_model(model)
-    silenced = []
-    for name, module in subject.named_modules():
-        # nn.Dropout and its kin; nn.MultiheadAttention, nn.LSTM and many layers written by hand
-        attribute = "p" if isinstance(module, _DropoutNd) else "dropout"
-        if isinstance(value := vars(module).get(attribute), float) and value > 0:
-            setattr(module, attribute, 0.0)
-            silenced.append(name or "(model)")
-    return subject, silenced

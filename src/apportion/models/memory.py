@@ -35,7 +35,7 @@ from apportion.curator.tree import batch_size, call_model, map_tensors, tensor_l
 from apportion.errors import InvalidArgument
 from apportion.execution import MAX_MICRO_BATCH, Execution, Mode, format_bytes
 from apportion.models.check import copy_model
-from apportion.models.synthetic import find_runnable_batch
+from apportion.models.synthetic import synthetic_batch
 from apportion.request import ClippedSum, Event, Request
 
 BASE_BYTES = 3 << 20
@@ -148,11 +148,6 @@ def measure_memory(model: nn.Module, choice: Mode | EngineChoice, inputs: Any) -
         added.append((records, max(step.added(records), added[-1][1])))
     own = [*subject.parameters(), *subject.buffers()]
     return MemoryModel(2 * sum(tensor.nbytes for tensor in own), tuple(added))
-
-
-def synthetic_batch(model: nn.Module, inputs: Any) -> Any:
-    """A few synthetic records like `inputs`, on which `model` runs."""
-    return find_runnable_batch("inputs", model, inputs)[0]
 
 
 def repeat_records(batch: Any, records: int) -> Any:
