@@ -19,6 +19,7 @@ from apportion.models.record_tracer import (
     ANY,
     FRONT,
     PICKED,
+    VALUE_SEEN,
     Place,
     RecordsMayMix,
     RecordTracer,
@@ -54,7 +55,7 @@ def apply_rule(operation: Any, args: Any, kwargs: Any, tracer: RecordTracer) -> 
     if name == "_linalg_check_errors":
         return None  # raises for a matrix that has no inverse, and nothing else
     if name in ("_local_scalar_dense", "is_nonzero", "equal", "item"):
-        raise RecordsMayMix(name, "a value is looked at that comes from records, weights or chance")
+        raise RecordsMayMix(name, VALUE_SEEN)
     if any(one.place == PICKED for one in traced):
         raise RecordsMayMix(name, "one record is picked out of the batch by its place")
     if all(one.place is None for one in traced) and not expands:

@@ -67,6 +67,9 @@ PICKED = Place(-1)
 """Of what belongs to one record that was picked by its place. vmap does so to look at types; nobody may compute with it."""
 
 
+VALUE_SEEN = "a value is looked at that comes from records, weights or chance"
+
+
 class RecordsMayMix(ApportionError):
     """Rows of different records meet in an operation, or it is not known that they do not.
 
@@ -196,15 +199,11 @@ class _PythonQueries(TorchFunctionMode):
         if any(callable(one) and not isinstance(one, type) for one in (*args, *kwargs.values())):
             self._tracer.mark_count_seen()  # it would be called from where nobody watches
         if function == Tensor.data.__set__ and any(isinstance(one, TracedTensor) for one in args):  # type: ignore[attr-defined]
-            raise self._tracer.record_refusal(RecordsMayMix("data", "a tensor is exchanged for another one"))
+            raise self._tracer.refuse("data", "a tensor is exchanged for another one")
         if function in (torch.cross, Tensor.cross) and kwargs.get("dim", args[2] if len(args) > 2 else None) is None:
-            raise self._tracer.record_refusal(
-                RecordsMayMix("cross", "without a dimension it takes that of three records. Name it: dim=")
-            )
+            raise self._tracer.refuse("cross", "without a dimension it takes that of three records. Name it: dim=")
         if function in _VALUE_QUERIES and isinstance(args[0], TracedTensor):
-            raise self._tracer.record_refusal(
-                RecordsMayMix(function.__name__, "a value is looked at that comes from records, weights or chance")
-            )
+            raise self._tracer.refuse(function.__name__, VALUE_SEEN)
         if function in (torch.nn.functional.one_hot, torch._C._nn.one_hot) and isinstance(args[0], Tensor):
             classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
             if classes > 0:  # torch looks at the values only to refuse those out of range
@@ -394,13 +393,17 @@ class RecordTracer(TorchDispatchMode):
         """Somebody looks at the number of records: with another one, the path may be another one. Only forward passes are run again."""
         self.path.looks_at_count = True
         if self.passes_back:
-            raise self.record_refusal(RecordsMayMix("backward", "it looks at the number of records in the batch"))
+            raise self.refuse("backward", "it looks at the number of records in the batch")
 
     def record_refusal(self, error: RecordsMayMix) -> RecordsMayMix:
         """Remember the first refusal, so that a model cannot catch it and go on otherwise."""
         if self.refusal is None:
             self.refusal, self.refused_in = error, tuple(self.modules)
         return error
+
+    def refuse(self, operation: str, reason: str) -> RecordsMayMix:
+        """A refusal that is remembered."""
+        return self.record_refusal(RecordsMayMix(operation, reason))
 
     @contextmanager
     def run(self) -> Iterator[None]:
@@ -414,9 +417,7 @@ class RecordTracer(TorchDispatchMode):
         if self.refusal is not None:
             raise self.refusal
         if _generator_states() != before:
-            raise self.record_refusal(
-                RecordsMayMix("random", "Python's or NumPy's random numbers may decide what is computed")
-            )
+            raise self.refuse("random", "Python's or NumPy's random numbers may decide what is computed")
 
     @contextmanager
     def _watch_scripts(self) -> Iterator[None]:
