@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from apportion.curator.tree import map_tensors
 from apportion.request import FirstGain, LowestLoss, Released, Request
 from apportion.training.session import Setup
 
+_Tree = TypeVar("_Tree")
 _inside: ContextVar[bool] = ContextVar("inside the curator", default=False)
 
 
@@ -96,10 +97,11 @@ class Sealed(Tensor):
         raise SealedAccess("a raw tensor was exported")
 
 
-def seal(tree: Any) -> Any:
+def seal(tree: _Tree) -> _Tree:
     """The same structure, its tensors sealed."""
     with inside():
-        return map_tensors(_sealed_tensor, tree)
+        sealed: _Tree = map_tensors(_sealed_tensor, tree)
+    return sealed
 
 
 def _sealed_tensor(tensor: Tensor) -> Tensor:
@@ -134,12 +136,10 @@ class SealedGradients(ReferenceGradients):
         return seal(super().forward(unseal(inputs)))
 
     def record_losses(self, loss_fn: LossFunction, outputs: Any, targets: Any) -> Tensor:
-        sealed: Tensor = seal(super().record_losses(loss_fn, unseal(outputs), unseal(targets)))
-        return sealed
+        return seal(super().record_losses(loss_fn, unseal(outputs), unseal(targets)))
 
     def gradients(self) -> dict[str, Tensor]:
-        sealed: dict[str, Tensor] = seal(super().gradients())
-        return sealed
+        return seal(super().gradients())
 
 
 class SealedDraw(Draw):

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 
 def _embedding(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
     max_norm: float | None = None,

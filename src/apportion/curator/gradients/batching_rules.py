@@ -72,23 +72,11 @@ def _every_overload(name: str) -> tuple[Any, ...]:
 # Embedding
 
 
-def _function_pads(
-    input: Tensor,  # noqa: A002 (the name that callers use)
-    weight: Tensor,
-    padding_idx: int | None = None,
-    *_: Any,
-    **__: Any,
-) -> bool:
+def _function_pads(input: Tensor, weight: Tensor, padding_idx: int | None = None, *_: Any, **__: Any) -> bool:
     return padding_idx is not None
 
 
-def _function_without_padding(
-    input: Tensor,  # noqa: A002
-    weight: Tensor,
-    padding_idx: int,
-    *rest: Any,
-    **named: Any,
-) -> Tensor:
+def _function_without_padding(input: Tensor, weight: Tensor, padding_idx: int, *rest: Any, **named: Any) -> Tensor:
     """Rows of padding have the same values and no gradient."""
     found: Any = TRACEABLE_FORMS[functional.embedding](input, weight, padding_idx, *rest, **named)
     if isinstance(found, Tensor):
@@ -109,7 +97,7 @@ def _operator_without_padding(weight: Tensor, indices: Tensor, padding_idx: int,
 # Values that several elements of a record share
 
 
-def _reduces_everything(input: Tensor, *rest: Any, **named: Any) -> bool:  # noqa: A002
+def _reduces_everything(input: Tensor, *rest: Any, **named: Any) -> bool:
     return not rest and not named and input.is_floating_point()
 
 
@@ -134,7 +122,7 @@ class _TiedValue(torch.autograd.Function):
 
 
 def _with_tied_gradient(choose: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    def chosen(input: Tensor) -> Tensor:  # noqa: A002
+    def chosen(input: Tensor) -> Tensor:
         shared: Tensor = _TiedValue.apply(input, choose(input.detach()))
         return shared
 
@@ -144,40 +132,40 @@ def _with_tied_gradient(choose: Callable[[Tensor], Tensor]) -> Callable[[Tensor]
 # Shapes
 
 
-def _is_scalar(input: Tensor, *_: Any, **__: Any) -> bool:  # noqa: A002
+def _is_scalar(input: Tensor, *_: Any, **__: Any) -> bool:
     return input.dim() == 0
 
 
-def _clone(input: Tensor, *_: Any, **__: Any) -> Tensor:  # noqa: A002
+def _clone(input: Tensor, *_: Any, **__: Any) -> Tensor:
     return input.clone()
 
 
-def _scatter_slice(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:  # noqa: A002
+def _scatter_slice(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     start = index + input.size(dim) if index < 0 else index
     return torch.slice_scatter(input, src.unsqueeze(dim), dim, start, start + 1)
 
 
-def _value_is_tensor(input: Tensor, dim: int, index: Tensor, value: Any) -> bool:  # noqa: A002
+def _value_is_tensor(input: Tensor, dim: int, index: Tensor, value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _fill_copies(input: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:  # noqa: A002
+def _fill_copies(input: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
     """The input gets a copy for every record that has a value of its own."""
     own = torch.where(torch.ones_like(value, dtype=torch.bool), input, input)
     return torch.index_fill(own, dim, index, value)
 
 
-def _without_dimension(input: Tensor, *rest: Any, **named: Any) -> bool:  # noqa: A002
+def _without_dimension(input: Tensor, *rest: Any, **named: Any) -> bool:
     return not rest and not named
 
 
-def _squeeze_one_by_one(input: Tensor) -> Tensor:  # noqa: A002
+def _squeeze_one_by_one(input: Tensor) -> Tensor:
     for dimension in reversed([place for place, size in enumerate(input.shape) if size == 1]):
         input.squeeze_(dimension)
     return input
 
 
-def _grows(input: Tensor, batch1: Tensor, batch2: Tensor, **_: Any) -> bool:  # noqa: A002
+def _grows(input: Tensor, batch1: Tensor, batch2: Tensor, **_: Any) -> bool:
     return tuple(input.shape) != (batch1.size(1), batch2.size(2))
 
 
