@@ -231,7 +231,7 @@ def _build(model: nn.Module, choice: EngineChoice) -> BuiltEngine:
 
 def _run_modules_alone(engine: BuiltEngine, records: Any) -> dict[str, list[Any]]:
     """What the modules that run one record after the other return: shapes and types by module and call."""
-    if not isinstance(engine, OnePass) or not engine.runs_alone:
+    if not isinstance(engine, OnePass) or not engine.alone:
         return {}
     running: list[str] = []
     try:
