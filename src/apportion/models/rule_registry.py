@@ -74,7 +74,8 @@ def dims_of(wanted: int | Sequence[int] | None, dimensions: int) -> set[int]:
 def records_in(value: Tensor) -> tuple[Place, torch.Size]:
     """Where the records of an operation's only tensor are, and its shape. What belongs to no record needs no rule."""
     place = place_of(value)
-    assert place is not None
+    if place is None:
+        raise NoRule
     return place, shape_of(value)
 
 
@@ -99,7 +100,8 @@ def settled_place(places: Iterable[Place | None]) -> Place | None:
 def common_place(tensors: Sequence[Tensor], name: str) -> Place:
     """The place of tensors all of which must have the same records, in the same dimension."""
     place = settled_place(map(place_of, tensors))
-    assert place is not None
+    if place is None:
+        raise NoRule
     if any(
         own is None or own.dim != place.dim or own.inner not in (place.inner, ANY) for own in map(place_of, tensors)
     ):

@@ -10,6 +10,7 @@ from apportion.models.record_tracer import ANY, PICKED, Place, RecordsMayMix, Re
 from apportion.models.rule_registry import (
     CONSTANT_ROWS,
     Arguments,
+    NoRule,
     Places,
     broadcast_place,
     common_place,
@@ -210,5 +211,6 @@ def _cat(given: Arguments, tracer: RecordTracer, name: str) -> Places:
 @rule("stack")
 def _stack(given: Arguments, tracer: RecordTracer, name: str) -> Places:
     place = broadcast_place(given["tensors"], name)
-    assert place is not None
+    if place is None:
+        raise NoRule
     return place_behind(place, positive_dim(given["dim"], len(shape_of(given["tensors"][0])) + 1))
