@@ -1,5 +1,7 @@
 """The memory model: what it predicts, what it chooses, and that it reads no record."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 import apportion as ap
 import runs
 from apportion.curator.curator import Curator
+from apportion.curator.gradients.engine import build_engine
 from apportion.execution import MAX_MICRO_BATCH, format_bytes, parse_bytes
 from apportion.models import memory as memory_module
 from apportion.models.memory import LiveTensors, MemoryModel, measure_memory, resolve_micro_batch
@@ -78,13 +81,13 @@ def test_the_largest_convolution_is_noted():
 
 def test_each_part_has_its_factor():
     model = convolutions()
-    subject = memory_module._MeasuredStep(model, "one-pass", torch.zeros(4, 1, 16, 16))
-    subject.added(1)
-    whole = subject.added(1)
+    step = partial(memory_module._added_bytes, build_engine(model, "one-pass"), torch.zeros(4, 1, 16, 16))
+    step(1)
+    whole = step(1)
     for factor in ("BASE_BYTES", "LIVE_FACTOR", "CONVOLUTION_FACTOR", "PARAMETER_FACTOR"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(memory_module, factor, 0)
-            assert subject.added(1) < whole, factor
+            assert step(1) < whole, factor
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -94,10 +97,11 @@ def test_a_batch_beyond_those_that_were_tried_is_predicted(name, monkeypatch):
     predicted = measure_memory(build(), "one-pass", inputs)
     largest = predicted.added[-1][0]
     subject = build().train()
-    step = memory_module._MeasuredStep(subject, "one-pass", memory_module.synthetic_batch(subject, inputs))
-    step.added(1)
+    engine = build_engine(subject, "one-pass")
+    step = partial(memory_module._added_bytes, engine, memory_module.synthetic_batch(subject, inputs))
+    step(1)
     beyond = min(4 * largest, MAX_MICRO_BATCH)
-    assert predicted.added_at(beyond) == pytest.approx(step.added(beyond), rel=0.15)
+    assert predicted.added_at(beyond) == pytest.approx(step(beyond), rel=0.15)
 
 
 def test_written_out_gradients_take_more(monkeypatch):

@@ -164,8 +164,8 @@ class _Bench:
                 strategies.validate(abs(math.sin(request_step)))
             yield _Step(request, answer, copy.deepcopy(strategies.state()))
 
-    def session(self, records: Any, micro_batch: int = 64, *, behind_seals: bool = False) -> Session:
-        """A run that was opened and not started."""
+    def run(self, records: Any, micro_batch: int = 64, *, behind_seals: bool = False) -> Session:
+        """A finished run."""
         model = self.model()
         setup = Setup(
             model=model,
@@ -177,11 +177,7 @@ class _Bench:
             randomness=Randomness.seeded(0),
             validation=Public(self.records()),
         )
-        return open_session(sealed(setup) if behind_seals else setup)
-
-    def run(self, records: Any, micro_batch: int = 64, *, behind_seals: bool = False) -> Session:
-        """A finished run."""
-        session = self.session(records, micro_batch, behind_seals=behind_seals)
+        session = open_session(sealed(setup) if behind_seals else setup)
         take_steps(session, nn.CrossEntropyLoss())
         return session
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -21,6 +22,7 @@ from apportion.curator.curator import LossFunction
 from apportion.curator.gradients.engine import EngineChoice, build_engine
 from apportion.curator.records import Batch, Records, as_records
 from apportion.curator.tree import map_tensors, tensor_leaves
+from apportion.models.gradient_probe import run_engine
 
 _SCALES = (1.0, 10.0, 1e3, 1e6)
 _OVERFLOW = 1e30
@@ -80,22 +82,21 @@ def neighbours(record: Batch, outlier: Batch, *, broken: bool) -> tuple[Neighbou
         Neighbour("unreadable record added", None, record, readable=False),
     ]
     if _any(inputs, torch.is_floating_point):
-        nan = (_floats(inputs, lambda tensor: torch.full_like(tensor, torch.nan)), target)
-        infinite = (_floats(inputs, lambda tensor: torch.full_like(tensor, torch.inf)), target)
-        overflow = (_floats(inputs, lambda tensor: tensor * _OVERFLOW), target)
+        changes: dict[str, Callable[[Tensor], Tensor]] = {
+            "NaN": _all_nan,
+            "infinity": lambda tensor: torch.full_like(tensor, torch.inf),
+            f"inputs × {_OVERFLOW:g}": lambda tensor: tensor * _OVERFLOW,
+        }
         pairs += [
-            Neighbour("NaN added", None, nan),
-            Neighbour("infinity added", None, infinite),
-            Neighbour(f"inputs × {_OVERFLOW:g} added", None, overflow),
-            Neighbour("replaced by NaN", record, nan),
+            Neighbour(f"{name} added", None, (_floats(inputs, change), target)) for name, change in changes.items()
         ]
+        pairs.append(Neighbour("replaced by NaN", record, (_floats(inputs, _all_nan), target)))
     if broken and _any(inputs, _is_integer):
         pairs.append(Neighbour("number out of range added", None, (_integers(inputs, _out_of_range), target)))
     if broken and _any(target, _is_integer):
         pairs.append(Neighbour("label out of range added", None, (inputs, _integers(target, _out_of_range))))
     if _any(target, torch.is_floating_point):
-        nan_target = _floats(target, lambda tensor: torch.full_like(tensor, torch.nan))
-        pairs.append(Neighbour("NaN target added", None, (inputs, nan_target)))
+        pairs.append(Neighbour("NaN target added", None, (inputs, _floats(target, _all_nan))))
     return tuple(pairs)
 
 
@@ -112,7 +113,7 @@ def outlier_of(
     )
     targets = [target, *(map_tensors(lambda tensor, i=i: tensor[i : i + 1], common[1]) for i in range(_TARGETS))]
     variants = [
-        map_tensors(lambda tensor, scale=scale: tensor * scale if tensor.is_floating_point() else tensor, variant)
+        _floats(variant, partial(torch.mul, other=scale))
         for scale, variant in product(_SCALES, product([inputs, largest], targets))
     ]
     norms = _gradient_norms(model, loss_fn, choice, map_tensors(lambda *tensors: torch.cat(tensors), *variants))
@@ -122,19 +123,12 @@ def outlier_of(
 
 def _gradient_norms(model: nn.Module, loss_fn: LossFunction | None, choice: EngineChoice, batch: Batch) -> Tensor:
     """‖g_i‖ of every record; zeros if one of them cannot be evaluated."""
-    inputs, targets = batch
-    engine = build_engine(model, choice)
     try:
-        outputs = engine.forward(inputs)
-        if loss_fn is None:  # of a loop of one's own only the model is known
-            losses = torch.stack([tensor.abs().sum() for tensor in tensor_leaves(outputs)])
-        else:
-            losses = engine.record_losses(loss_fn, outputs, targets)
-        losses.sum().backward()
+        gradients = run_engine(build_engine(model, choice), loss_fn, batch)
     except Exception:
         return torch.zeros(1)
     with torch.no_grad():
-        squares = as_gradients(engine.gradients()).squared_norms()
+        squares = as_gradients(gradients).squared_norms()
     return torch.stack(list(squares.values())).sum(0).sqrt()
 
 
@@ -152,6 +146,10 @@ def _floats(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def _integers(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return map_tensors(lambda tensor: change(tensor) if _is_integer(tensor) else tensor, tree)
+
+
+def _all_nan(tensor: Tensor) -> Tensor:
+    return torch.full_like(tensor, torch.nan)
 
 
 def _out_of_range(tensor: Tensor) -> Tensor:

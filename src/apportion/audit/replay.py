@@ -17,8 +17,10 @@ Source of the idea: Re:cord-play (arXiv 2602.17454).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,32 +30,90 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apportion import validate
-from apportion.audit.neighbours import Neighbour, neighbours, outlier_of
+from apportion.audit.neighbours import Neighbour, neighbours, outlier_of, records_with
 from apportion.audit.recorder import LONE_STEP, Recorder
 from apportion.audit.replay_comparison import Declared, compare, distances, inspect_noise, inspect_run
 from apportion.audit.replay_report import SHARP, Finding, Measured, ReplayReport
 from apportion.audit.state import differences
-from apportion.audit.subject import Loop, Subject, audited_recipe, without_dropout
 from apportion.budget import Budget, Public, Record
-from apportion.curator.curator import LossFunction
+from apportion.curator.curator import Curator, LossFunction
 from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.records import Batch, Records, as_records
 from apportion.curator.tree import map_tensors
 from apportion.errors import InvalidArgument, UnsupportedModel
 from apportion.execution import Execution, Mode
-from apportion.planning import Plan, plan_steps
+from apportion.models.check import copy_model
+from apportion.models.synthetic import without_dropout
+from apportion.planning import Plan, find_recipe, plan_steps
 from apportion.sampling import Sampling
 from apportion.strategies.recipes import Recipe
 from apportion.strategies.roles import SteeringUpdate
-from apportion.training.opening import require_trainable
-from apportion.training.optimizers import OptimizerFactory
+from apportion.training.loop import take_steps
+from apportion.training.opening import open_session, require_trainable
+from apportion.training.optimizers import OptimizerFactory, build_optimizer
+from apportion.training.private import Private
 from apportion.training.record_loss import Reduction
+from apportion.training.session import Setup
 
 RECORDS = 12
 """How many records the data sets share."""
 SAMPLE_RATE = 0.5
 POPULATION = 2_000
 """What is declared. Strategies that divide a step's budget by the batch size would find twelve records too few."""
+
+Loop = Callable[[Private], object]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What is audited: everything but the data."""
+
+    model: nn.Module
+    loss_fn: LossFunction | None
+    loop: Loop | None
+    loss_reduction: Reduction
+    optimizer: str | OptimizerFactory
+    lr: float
+    scheduler: Callable[[Optimizer], LRScheduler] | None
+    validation: Public
+    plan: Plan
+    execution: Execution
+    engine: EngineChoice
+
+    def run(self, common: Batch, last: Batch | None, recorder: Recorder, *, readable: bool = True) -> None:
+        """Take all steps on `common` and `last`, from the same start every time."""
+        model = copy_model(self.model)
+        optimizer = build_optimizer(model, self.optimizer, self.lr)
+        setup = Setup(
+            model=model,
+            optimizer=optimizer,
+            records=records_with(common, last, recorder.read, readable),
+            plan=copy.deepcopy(self.plan),
+            choice=self.engine,
+            execution=self.execution,
+            randomness=recorder.randomness,
+            scheduler=None if self.scheduler is None else self.scheduler(optimizer),
+            validation=self.validation,
+            own_loop=self.loop is not None,
+            build_curator=partial(Curator, mechanisms=recorder),
+        )
+        session = open_session(setup)
+        recorder.watch(session)
+        if self.loop is not None:
+            self.loop(Private(session, self.loss_reduction))
+        else:
+            assert self.loss_fn is not None
+            take_steps(session, copy_model(self.loss_fn) if isinstance(self.loss_fn, nn.Module) else self.loss_fn)
+
+
+def audited_recipe(plan: Plan | Recipe | str) -> Recipe:
+    """The recipe that is audited: of a plan, by its name, or as it is."""
+    recipe = plan.recipe if isinstance(plan, Plan) else find_recipe(plan)
+    if not recipe.private:
+        raise InvalidArgument(
+            "plan", recipe.name, "it promises nothing that could be broken", "Choose a private recipe"
+        )
+    return recipe
 
 
 def replay(
@@ -96,7 +156,9 @@ def replay(
         )
     recipe = audited_recipe(plan)
     records = as_records(data)
-    subject_model, silenced = without_dropout(model)
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument("model", model, f"it is a {type(model).__name__}", "Pass a torch.nn.Module")
+    subject_model, silenced = without_dropout(model)  # masks would differ with the number of records
     choice = _engine(engine, subject_model, None if loop else loss_fn, records)
     everyone = records.batch(np.arange(RECORDS + 1) % len(records))
     common, record = (

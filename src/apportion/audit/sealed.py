@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -24,16 +25,15 @@ from torch.utils._mode_utils import no_dispatch
 
 from apportion.curator import mechanisms
 from apportion.curator.clipping import Gradients, Rows
-from apportion.curator.curator import Charges, Curator, Draw, LossFunction, StreamSource
-from apportion.curator.gradients.engine import Engine
+from apportion.curator.curator import Curator, Draw, LossFunction
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Stream
 from apportion.curator.records import Batch, Records
 from apportion.curator.tree import map_tensors
-from apportion.execution import Execution
 from apportion.request import FirstGain, LowestLoss, Released, Request
 from apportion.training.session import Setup
 
+_Tree = TypeVar("_Tree")
 _inside: ContextVar[bool] = ContextVar("inside the curator", default=False)
 
 
@@ -97,10 +97,11 @@ class Sealed(Tensor):
         raise SealedAccess("a raw tensor was exported")
 
 
-def seal(tree: Any) -> Any:
+def seal(tree: _Tree) -> _Tree:
     """The same structure, its tensors sealed."""
     with inside():
-        return map_tensors(_sealed_tensor, tree)
+        sealed: _Tree = map_tensors(_sealed_tensor, tree)
+    return sealed
 
 
 def _sealed_tensor(tensor: Tensor) -> Tensor:
@@ -135,12 +136,10 @@ class SealedGradients(ReferenceGradients):
         return seal(super().forward(unseal(inputs)))
 
     def record_losses(self, loss_fn: LossFunction, outputs: Any, targets: Any) -> Tensor:
-        sealed: Tensor = seal(super().record_losses(loss_fn, unseal(outputs), unseal(targets)))
-        return sealed
+        return seal(super().record_losses(loss_fn, unseal(outputs), unseal(targets)))
 
     def gradients(self) -> dict[str, Tensor]:
-        sealed: dict[str, Tensor] = seal(super().gradients())
-        return sealed
+        return seal(super().gradients())
 
 
 class SealedDraw(Draw):
@@ -160,20 +159,7 @@ class SealedDraw(Draw):
 
 
 class SealedCurator(Curator):
-    """A curator that opens its seals only while it answers.
-
-    Args: as `Curator`; `records` are sealed here.
-    """
-
-    def __init__(
-        self,
-        records: Records,
-        engine: Engine,
-        charges: Charges,
-        randomness: StreamSource,
-        execution: Execution | None = None,
-    ):
-        super().__init__(_sealed_records(records), engine, charges, randomness, execution, DeclassifyingMechanisms())
+    """A curator that opens its seals only while it answers."""
 
     def open(self, request: Request) -> Draw:
         return SealedDraw(super().open(request))
@@ -186,7 +172,12 @@ class SealedCurator(Curator):
 def sealed(setup: Setup) -> Setup:
     """The same run behind seals. Its engine writes gradients out, because only those can be sealed."""
     mode: Literal["vmap", "loop"] = "loop" if setup.choice.mode == "loop" else "vmap"
-    return replace(setup, engine=SealedGradients(setup.model, mode), build_curator=SealedCurator)
+    return replace(
+        setup,
+        records=_sealed_records(setup.records),
+        engine=SealedGradients(setup.model, mode),
+        build_curator=partial(SealedCurator, mechanisms=DeclassifyingMechanisms()),
+    )
 
 
 def _sealed_records(records: Records) -> Records:

@@ -18,7 +18,7 @@ from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.audit.bounds import one_run_epsilon, trade_off
 from apportion.audit.guessing import correct_guesses, threshold_test
 from apportion.audit.planting import parameter_sizes, plant
-from apportion.audit.subject import audited_recipe
+from apportion.audit.replay import audited_recipe
 from apportion.audit.verdict import AuditResult
 from apportion.budget import Budget, Record
 from apportion.curator.curator import LossFunction

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -96,8 +96,8 @@ def check(model: nn.Module) -> ModelCheck:
     counted: set[int] = set()
     for name, module in _judged_modules(model):
         findings = [*_type_findings(module), *_weight_findings(module)]
-        parameters, buffers = _own_parameters(module), _own_buffers(module)
-        if not (parameters or buffers or findings):
+        parameters = _own_tensors(module, "parameters")
+        if not (parameters or _own_tensors(module, "buffers") or findings):
             continue
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         count = sum(p.numel() for p in trained if id(p) not in counted and not is_lazy(p))
@@ -146,17 +146,11 @@ def _parametrizations(module: nn.Module) -> nn.Module:
     return parametrizations
 
 
-def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
-    own = list(module.parameters(recurse=False))
+def _own_tensors(module: nn.Module, kind: Literal["parameters", "buffers"]) -> list[Any]:
+    """Of the module itself, without its children."""
+    own = list(getattr(module, kind)(recurse=False))
     if parametrize.is_parametrized(module):
-        own += _parametrizations(module).parameters()
-    return own
-
-
-def _own_buffers(module: nn.Module) -> list[torch.Tensor]:
-    own = list(module.buffers(recurse=False))
-    if parametrize.is_parametrized(module):
-        own += _parametrizations(module).buffers()
+        own += getattr(_parametrizations(module), kind)()
     return own
 
 
@@ -222,8 +216,8 @@ def _type_findings(module: nn.Module) -> Iterator[_Finding]:
 
 def _weight_findings(module: nn.Module) -> Iterator[_Finding]:
     """What the parameters and buffers of a layer rule out, whatever its type."""
-    parameters = _own_parameters(module)
-    state = [*parameters, *_own_buffers(module)]
+    parameters = _own_tensors(module, "parameters")
+    state = [*parameters, *_own_tensors(module, "buffers")]
     if any(is_lazy(tensor) for tensor in state):
         if not isinstance(module, _BatchNorm):  # no example data helps a lazy BatchNorm
             yield (

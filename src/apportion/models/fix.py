@@ -44,8 +44,7 @@ def fix(model: nn.Module) -> Repaired:
             substitute, sentence = _replace_batch_norm(module)
             for name in names:
                 if name:
-                    parent, _, child = name.rpartition(".")
-                    repaired.get_submodule(parent).add_module(child, substitute)
+                    repaired.set_submodule(name, substitute)
                 else:
                     repaired = substitute
             changes.append(f"{label}: {sentence}")

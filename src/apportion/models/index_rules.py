@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from apportion.models.record_tracer import ANY, Place, RecordsMayMix, RecordTracer, TracedTensor
+from apportion.models.record_tracer import Place, RecordsMayMix, RecordTracer, TracedTensor
 from apportion.models.rule_registry import (
-    CONSTANT_ROWS,
     NUMBER_COUNTS,
     Arguments,
     Places,
     broadcast_place,
+    common_place,
     place_of,
     positive_dim,
+    require_fitting,
     rule,
     shape_of,
 )
@@ -29,20 +30,13 @@ def _embedding(given: Arguments, tracer: RecordTracer, name: str) -> Places:
     return place_of(given["indices"])
 
 
-@rule("gather scatter scatter_add scatter_reduce take_along_dim")
+@rule("gather scatter scatter_add scatter_reduce")
 def _gather(given: Arguments, tracer: RecordTracer, name: str) -> Places:
     tensors = [given["self"], given["index"], *([given["src"]] if isinstance(given.get("src"), Tensor) else [])]
-    found = {place for tensor in tensors if (place := place_of(tensor)) is not None and place.inner != ANY}
-    found = found or {place for tensor in tensors if (place := place_of(tensor)) is not None}
-    place = next(iter(found), None)
-    if place is None:
-        return None
-    if len(found) > 1 or any(place_of(tensor) is None or place_of(tensor).dim != place.dim for tensor in tensors):  # type: ignore[union-attr]
-        raise RecordsMayMix(name, "it picks rows of other records, or of none")
+    place = common_place(tensors, name)
     if positive_dim(given["dim"], len(shape_of(given["index"]))) == place.dim:
         raise RecordsMayMix(name, "it picks records by index")
-    sizes = {shape_of(tensor)[place.dim] for tensor in tensors}
-    if len(sizes) != 1:
+    if len({shape_of(tensor)[place.dim] for tensor in tensors}) != 1:
         raise RecordsMayMix(name, "it picks from a part of the records")
     return place
 
@@ -62,7 +56,8 @@ def _index_select(given: Arguments, tracer: RecordTracer, name: str) -> Places:
     return place
 
 
-def _index_place(given: Arguments, tracer: RecordTracer, name: str) -> Place | None:
+@rule("index _unsafe_index")
+def _index(given: Arguments, tracer: RecordTracer, name: str) -> Places:
     """The place in x[i, j, …]."""
     value, indices = given["self"], given["indices"]
     place = place_of(value)
@@ -73,9 +68,7 @@ def _index_place(given: Arguments, tracer: RecordTracer, name: str) -> Place | N
         raise RecordsMayMix(name, "a mask picks a number of entries that depends on values")
     spread = max((len(shape_of(index)) for _, index in used), default=0)
     numbered = [(dim, index) for dim, index in used if isinstance(index, TracedTensor) and index.numbers]
-    within = broadcast_place(
-        [index for _, index in used if not (isinstance(index, TracedTensor) and index.numbers)], tracer, name
-    )
+    within = broadcast_place([index for dim, index in used if dim not in dict(numbered)], name)
     adjacent = [dim for dim, _ in used] == list(range(used[0][0], used[0][0] + len(used))) if used else True
     start = used[0][0] if adjacent and used else 0
     if place is not None and any(dim == place.dim for dim, _ in used):
@@ -86,12 +79,8 @@ def _index_place(given: Arguments, tracer: RecordTracer, name: str) -> Place | N
         own = numbered[0][1].place
         assert own is not None
         here = Place(own.dim + spread - len(shape_of(numbered[0][1])), 1)
-        if within is not None and within != here:
-            raise RecordsMayMix(name, "records of one index meet other records of another")
         for _, index in used:
-            dim = here.dim - (spread - len(shape_of(index)))
-            if place_of(index) is None and dim >= 0 and shape_of(index)[dim] != 1:
-                raise RecordsMayMix(name, CONSTANT_ROWS)
+            require_fitting(index, here, spread, name)
         return Place(start + here.dim, 1)
     if numbered:
         raise RecordsMayMix(name, NUMBER_COUNTS)
@@ -107,11 +96,6 @@ def _index_place(given: Arguments, tracer: RecordTracer, name: str) -> Place | N
     return Place(at if at < before else at + spread, place.inner)
 
 
-@rule("index _unsafe_index")
-def _index(given: Arguments, tracer: RecordTracer, name: str) -> Places:
-    return _index_place(given, tracer, name)
-
-
 @rule("index_put _unsafe_index_put")
 def _index_put(given: Arguments, tracer: RecordTracer, name: str) -> Places:
     value, indices, values = given["self"], given["indices"], given["values"]
@@ -121,14 +105,10 @@ def _index_put(given: Arguments, tracer: RecordTracer, name: str) -> Places:
         # x[mask] = number
         if len(indices) != 1 or len(shape_of(values)) or place_of(values) is not None or place is None:
             raise RecordsMayMix(name, "a mask picks a number of entries that depends on values")
-        mask = masks[0]
-        own, dim = place_of(mask), place.dim
-        if dim < len(shape_of(mask)) and own != place:
-            raise RecordsMayMix(name, "a mask of other records")
-        if dim >= len(shape_of(mask)) and own is not None:
+        if place_of(masks[0]) != (place if place.dim < len(shape_of(masks[0])) else None):
             raise RecordsMayMix(name, "a mask of other records")
         return place
-    found = _index_place(given, tracer, name)
+    found = _index(given, tracer, name)
     if place is None:
         raise RecordsMayMix(name, "what is computed from records is written by index into what belongs to none")
     target = (
@@ -136,12 +116,6 @@ def _index_put(given: Arguments, tracer: RecordTracer, name: str) -> Places:
         - sum(index is not None for index in indices)
         + max((len(shape_of(index)) for index in indices if index is not None), default=0)
     )
-    own, shape = place_of(values), shape_of(values)
     assert found is not None
-    dim = found.dim - (target - len(shape))
-    if own is None:
-        if dim >= 0 and shape[dim] != 1:
-            raise RecordsMayMix(name, CONSTANT_ROWS)
-    elif own.dim != dim or own.inner not in (found.inner, ANY):
-        raise RecordsMayMix(name, "records are written to places of other records")
+    require_fitting(values, found, target, name)
     return place

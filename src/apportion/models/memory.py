@@ -28,14 +28,14 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from apportion.curator.curator import Curator
-from apportion.curator.gradients.engine import EngineChoice, build_engine
+from apportion.curator.gradients.engine import Engine, EngineChoice, build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
 from apportion.curator.tree import batch_size, call_model, map_tensors, tensor_leaves
 from apportion.errors import InvalidArgument
 from apportion.execution import MAX_MICRO_BATCH, Execution, Mode, format_bytes
 from apportion.models.check import copy_model
-from apportion.models.synthetic import find_runnable_batch
+from apportion.models.synthetic import synthetic_batch
 from apportion.request import ClippedSum, Event, Request
 
 BASE_BYTES = 3 << 20
@@ -140,19 +140,14 @@ def measure_memory(model: nn.Module, choice: Mode | EngineChoice, inputs: Any) -
     """Count the tensors of private steps of `model` on synthetic records shaped like `inputs`, one record."""
     subject = copy_model(model).train()
     synthetic = synthetic_batch(subject, inputs)
-    step = _MeasuredStep(subject, choice, synthetic)
-    step.added(1)  # what is made once, tables for instance, is made now
-    added = [(1, step.added(1))]
+    engine = build_engine(subject, choice)
+    _added_bytes(engine, synthetic, 1)  # what is made once, tables for instance, is made now
+    added = [(1, _added_bytes(engine, synthetic, 1))]
     while len(added) < 2 or (added[-1][1] < added[0][1] + LINEAR_FROM_BYTES and added[-1][0] < MAX_MICRO_BATCH):
         records = min(4 * added[-1][0], MAX_MICRO_BATCH)
-        added.append((records, max(step.added(records), added[-1][1])))
+        added.append((records, max(_added_bytes(engine, synthetic, records), added[-1][1])))
     own = [*subject.parameters(), *subject.buffers()]
     return MemoryModel(2 * sum(tensor.nbytes for tensor in own), tuple(added))
-
-
-def synthetic_batch(model: nn.Module, inputs: Any) -> Any:
-    """A few synthetic records like `inputs`, on which `model` runs."""
-    return find_runnable_batch("inputs", model, inputs)[0]
 
 
 def repeat_records(batch: Any, records: int) -> Any:
@@ -174,28 +169,20 @@ class _NoCharges:
         pass
 
 
-class _MeasuredStep:
-    """A curator's whole answer on synthetic records."""
+def _added_bytes(engine: Engine, synthetic: Any, records: int) -> int:
+    """Bytes that a process needs while a curator clips and sums two micro-batches of `records` records."""
 
-    def __init__(self, model: nn.Module, choice: Mode | EngineChoice, synthetic: Any):
-        self._engine, self._synthetic = build_engine(model, choice), synthetic
-        self._parameters = sum(parameter.nbytes for parameter in model.parameters())
-        self._request = Request(1.0, 1.0, 1.0, (ClippedSum(1.0),))
+    def batch(indices: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Any, Tensor]:
+        return repeat_records(synthetic, len(indices)), torch.zeros(len(indices))
 
-    def added(self, records: int) -> int:
-        """Bytes that a process needs while two micro-batches of `records` records are clipped and summed."""
-
-        def batch(indices: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Any, Tensor]:
-            return repeat_records(self._synthetic, len(indices)), torch.zeros(len(indices))
-
-        held = Records(2 * records, batch, (map_tensors(lambda tensor: tensor[0], self._synthetic), torch.zeros(())))
-        curator = Curator(
-            held, self._engine, _NoCharges(), Randomness.seeded(0), Execution(micro_batch=records, engine="auto")
-        )
-        with LiveTensors() as live:
-            curator.answer(self._request, surrogate_loss)
-        records_and_workspaces: float = LIVE_FACTOR * live.peak + CONVOLUTION_FACTOR * live.largest_convolution
-        return round(BASE_BYTES + PARAMETER_FACTOR * self._parameters + records_and_workspaces)
+    held = Records(2 * records, batch, (map_tensors(lambda tensor: tensor[0], synthetic), torch.zeros(())))
+    execution = Execution(micro_batch=records, engine="auto")
+    curator = Curator(held, engine, _NoCharges(), Randomness.seeded(0), execution)
+    with LiveTensors() as live:
+        curator.answer(Request(1.0, 1.0, 1.0, (ClippedSum(1.0),)), surrogate_loss)
+    parameters = sum(parameter.nbytes for parameter in engine.model.parameters())
+    records_and_workspaces: float = LIVE_FACTOR * live.peak + CONVOLUTION_FACTOR * live.largest_convolution
+    return round(BASE_BYTES + PARAMETER_FACTOR * parameters + records_and_workspaces)
 
 
 class LiveTensors(TorchDispatchMode):

@@ -33,6 +33,7 @@ from apportion.curator.tree import map_tensors, tensor_leaves
 from apportion.models.check import copy_model
 from apportion.models.record_rules import apply_rule
 from apportion.models.record_tracer import FRONT, Path, Place, RecordsMayMix, RecordTracer, TracedTensor
+from apportion.models.rule_registry import place_of
 from apportion.models.synthetic import fix_seed, model_device
 
 _PRIMES = (1283, 1289, 1291, 1297, 1301, 1303, 1307, 1319, 1321, 1327)
@@ -77,20 +78,14 @@ class _TrustedKernel(torch.autograd.Function):
     def backward(context: Any, *gradients: Tensor) -> Any:
         tracer: RecordTracer = context.checker.tracer
         for gradient, place in zip(gradients, context.places, strict=True):
-            if gradient is not None and (not isinstance(gradient, TracedTensor) or gradient.place != place):
-                raise tracer.record_refusal(RecordsMayMix("backward", "a gradient is not that of each record"))
-        return (
-            None,
-            None,
-            *(
-                context.checker.tracer.make_traced(
-                    shape, value.place if isinstance(value, TracedTensor) else None, value
-                )
-                if needed
-                else None
-                for (shape, value), needed in zip(context.inputs, context.needs_input_grad[2:], strict=True)
-            ),
-        )
+            if gradient is not None and place_of(gradient) != place:
+                raise tracer.refuse("backward", "a gradient is not that of each record")
+        needed = context.needs_input_grad[2:]
+        made = [
+            tracer.make_traced(shape, place_of(value), value) if wanted else None
+            for (shape, value), wanted in zip(context.inputs, needed, strict=True)
+        ]
+        return None, None, *made
 
 
 class _TracingChecker:
@@ -102,15 +97,14 @@ class _TracingChecker:
     def require_rows(self, what: str, value: Tensor, dimension: int) -> None:
         if self.tracer.known is not None:
             return
-        if not isinstance(value, TracedTensor) or value.place != Place(dimension):
-            with torch._C.DisableTorchFunction():
-                raise self.tracer.record_refusal(RecordsMayMix(what, "its rows are not records"))
         with torch._C.DisableTorchFunction():
+            if not isinstance(value, TracedTensor) or value.place != Place(dimension):
+                raise self.tracer.refuse(what, "its rows are not records")
             if value.shape[dimension] != self.tracer.records:
-                raise self.tracer.record_refusal(RecordsMayMix(what, "it has several rows of a record"))
+                raise self.tracer.refuse(what, "it has several rows of a record")
 
     def require_own_input(self, call: LayerCall, value: Tensor) -> None:
-        if self.tracer.known is None and (not isinstance(value, TracedTensor) or value.place is None):
+        if self.tracer.known is None and place_of(value) is None:
             raise self.tracer.record_refusal(_SharedInput(call))
 
     def replace_kernel(self, outputs: Callable[[], tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -124,9 +118,7 @@ class _TracingChecker:
         for value in tensor_leaves(inputs):
             self.require_rows(f"the input of {path}", value, 0)
         if call >= len(self._outputs_alone.get(path, [])):
-            raise self.tracer.record_refusal(
-                RecordsMayMix(path, "it is called a number of times that depends on values")
-            )
+            raise self.tracer.refuse(path, "it is called a number of times that depends on values")
         leaves, structure = torch.utils._pytree.tree_flatten(self._outputs_alone[path][call])
         where = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
@@ -239,7 +231,7 @@ def _build(model: nn.Module, choice: EngineChoice) -> BuiltEngine:
 
 def _run_modules_alone(engine: BuiltEngine, records: Any) -> dict[str, list[Any]]:
     """What the modules that run one record after the other return: shapes and types by module and call."""
-    if not isinstance(engine, OnePass) or not engine.runs_alone:
+    if not isinstance(engine, OnePass) or not engine.alone:
         return {}
     running: list[str] = []
     try:
@@ -279,9 +271,7 @@ def _require_unchanged(engine: BuiltEngine, tracer: RecordTracer) -> None:
     if found is not None:
         names = {id(module): name for name, module in engine.scratch.named_modules()}
         tracer.modules[:] = [names[id(found[0])]]
-        raise tracer.record_refusal(
-            RecordsMayMix("forward", f"the {found[1]} of {type(found[0]).__name__} changes while the model runs")
-        )
+        raise tracer.refuse("forward", f"the {found[1]} of {type(found[0]).__name__} changes while the model runs")
 
 
 def _leaf_gradients(engine: BuiltEngine) -> list[Tensor]:
@@ -294,8 +284,8 @@ def _leaf_gradients(engine: BuiltEngine) -> list[Tensor]:
 
 def _require_front(what: str, tree: Any, tracer: RecordTracer) -> None:
     for value in tree_leaves(tree):
-        if isinstance(value, Tensor) and (not isinstance(value, TracedTensor) or value.place != FRONT):
-            raise tracer.record_refusal(RecordsMayMix(what, "its rows are not records"))
+        if isinstance(value, Tensor) and place_of(value) != FRONT:
+            raise tracer.refuse(what, "its rows are not records")
 
 
 @contextmanager

@@ -19,15 +19,16 @@ from apportion.models.record_tracer import (
     ANY,
     FRONT,
     PICKED,
+    VALUE_SEEN,
     Place,
     RecordsMayMix,
     RecordTracer,
     TracedTensor,
-    iterate_sizes,
+    bind_arguments,
+    size_arguments,
     written_arguments,
 )
 from apportion.models.rule_registry import (
-    CONSTANT_ROWS,
     NUMBER_COUNTS,
     RULES,
     Arguments,
@@ -47,31 +48,27 @@ def apply_rule(operation: Any, args: Any, kwargs: Any, tracer: RecordTracer) -> 
         _require_no_count(operation, args, kwargs, tracer, name, but=_SHAPE_ARGUMENTS)
         return _apply_factory(operation, name, args, kwargs, tracer)
     expands = name in ("expand", "repeat") and bool(record_dims(args[1], tracer))
-    if not traced:
-        return _apply_to_constants(operation, name, args, kwargs, tracer, expands=expands)
+    if not traced and not expands:
+        return _apply_to_constants(operation, name, args, kwargs, tracer)
     if name in ("prim::device", "prim::layout", "_fused_sdp_choice", "is_same_size", "sym_size", "sym_stride"):
         return tracer.result_shapes(operation, args, kwargs)
     if name == "_linalg_check_errors":
         return None  # raises for a matrix that has no inverse, and nothing else
     if name in ("_local_scalar_dense", "is_nonzero", "equal", "item"):
-        raise RecordsMayMix(name, "a value is looked at that comes from records, weights or chance")
+        raise RecordsMayMix(name, VALUE_SEEN)
     if any(one.place == PICKED for one in traced):
         raise RecordsMayMix(name, "one record is picked out of the batch by its place")
     if all(one.place is None for one in traced) and not expands:
         _require_no_count(operation, args, kwargs, tracer, name)
         return _apply_to_no_record(operation, args, kwargs, tracer)
     _require_no_count(operation, args, kwargs, tracer, name, but=_SHAPE_ARGUMENTS)
-    if any(one.numbers for one in traced) and name not in _KEEP_NUMBERS:
+    if any(one.numbers for one in traced) and name not in _KEEP_NUMBERS | _PICK_BY_NUMBERS:
         raise RecordsMayMix(name, NUMBER_COUNTS)
     return _apply_to_records(operation, name, args, kwargs, tracer, traced)
 
 
-def _apply_to_constants(
-    operation: Any, name: str, args: Any, kwargs: Any, tracer: RecordTracer, *, expands: bool
-) -> Any:
+def _apply_to_constants(operation: Any, name: str, args: Any, kwargs: Any, tracer: RecordTracer) -> Any:
     """An operation on what has values, and belongs to no record."""
-    if expands:
-        return _apply_expansion(operation, args, kwargs, tracer)
     if name == "arange" and (made := _record_numbers(operation, args, kwargs, tracer)) is not None:
         return made
     _require_no_count(operation, args, kwargs, tracer, name)
@@ -85,42 +82,40 @@ def _apply_to_records(
     operation: Any, name: str, args: Any, kwargs: Any, tracer: RecordTracer, traced: list[TracedTensor]
 ) -> Any:
     """An operation on records, by its rule or by what torch makes it of."""
-    written = written_arguments(operation, args, kwargs)
-    if any(not isinstance(target, TracedTensor) for target in written):
-        raise RecordsMayMix(name, "what is computed from records is written into a tensor that outlives them")
+    written = _written_tensors(operation, args, kwargs)
     try:
-        found = _find_places(name, operation, _bind_arguments(operation, args, kwargs), tracer)
+        found = _find_places(name, operation, bind_arguments(operation, args, kwargs), tracer)
     except NoRule:
-        if written:
+        made = NotImplemented if written else tracer.decompose(operation, args, kwargs)
+        if made is NotImplemented:
             raise RecordsMayMix(name, "it is not known that this operation keeps records apart") from None
-        return _decompose(name, operation, args, kwargs, tracer)
+        return made
     if torch.Tag.inplace_view in operation.tags:
         return tracer.reshape_in_place(operation, args, kwargs, written[0], found)
     for target in written:
         if found != target.place or (target.place.inner != ANY and tracer.has_unknown_order(target)):
             raise RecordsMayMix(name, "records are written to places of other records")
-    numbers = _keeps_numbers(name, traced)
+    numbers = name in _KEEP_NUMBERS and bool(traced) and all(one.numbers for one in traced)
     return _wrap_results(tracer, tracer.result_shapes(operation, args, kwargs), found, written, operation, numbers)
 
 
 def _apply_to_no_record(operation: Any, args: Any, kwargs: Any, tracer: RecordTracer) -> Any:
     """Weights and random numbers belong to no record, whatever is done to them; but they move, so that nobody may look at them."""
-    written = written_arguments(operation, args, kwargs)
-    if any(not isinstance(target, TracedTensor) for target in written):
-        raise RecordsMayMix(
-            str(operation), "weights or random numbers are written into a tensor that outlives the forward pass"
-        )
+    written = _written_tensors(operation, args, kwargs)
     if torch.Tag.inplace_view in operation.tags:
         return tracer.reshape_in_place(operation, args, kwargs, written[0], None)
     return _wrap_results(tracer, tracer.result_shapes(operation, args, kwargs), None, written, operation)
 
 
-def _decompose(name: str, operation: Any, args: Any, kwargs: Any, tracer: RecordTracer) -> Any:
-    """Trace the operations that torch itself decomposes this one into."""
-    found = tracer.decompose(operation, args, kwargs)
-    if found is NotImplemented:
-        raise RecordsMayMix(name, "it is not known that this operation keeps records apart") from None
-    return found
+def _written_tensors(operation: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The tensors that an operation writes to. Refuses one that outlives what is computed with it."""
+    written = written_arguments(operation, args, kwargs)
+    if not all(isinstance(target, TracedTensor) for target in written):
+        raise RecordsMayMix(
+            str(operation),
+            "what comes from records, weights or random numbers is written into a tensor that outlives them",
+        )
+    return written
 
 
 def _find_places(name: str, operation: Any, given: Arguments, tracer: RecordTracer) -> Places:
@@ -133,13 +128,6 @@ def _find_places(name: str, operation: Any, given: Arguments, tracer: RecordTrac
     raise NoRule
 
 
-def _bind_arguments(operation: Any, args: Any, kwargs: Any) -> Arguments:
-    return {
-        argument.name: args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
-        for index, argument in enumerate(operation._schema.arguments)
-    }
-
-
 def _wrap_results(
     tracer: RecordTracer, metas: Any, found: Places, written: list[Any], operation: Any, numbers: bool = False
 ) -> Any:
@@ -147,18 +135,17 @@ def _wrap_results(
     results = operation._schema.returns
     if written and len(written) == len(results):
         return written[0] if len(written) == 1 else tuple(written)
-    if isinstance(metas, Tensor):
-        _require_one_dimension(operation, metas, found, tracer)
-        return tracer.wrap(metas, found, numbers=numbers)
+
+    def wrap(meta: Any, place: Place | None) -> Any:
+        if not isinstance(meta, Tensor):
+            return meta
+        _require_one_dimension(operation, meta, place, tracer)
+        return tracer.wrap(meta, place, numbers=numbers)
+
     if not isinstance(metas, (tuple, list)):
-        return metas
+        return wrap(metas, found)
     each = found if isinstance(found, list) else [found] * len(metas)
-    for meta, place in zip(metas, each, strict=True):
-        if isinstance(meta, Tensor):
-            _require_one_dimension(operation, meta, place, tracer)
-    return type(metas)(
-        tracer.wrap(meta, place) if isinstance(meta, Tensor) else meta for meta, place in zip(metas, each, strict=True)
-    )
+    return type(metas)(wrap(meta, place) for meta, place in zip(metas, each, strict=True))
 
 
 _SHAPE_ARGUMENTS = frozenset(
@@ -185,9 +172,10 @@ def _require_no_count(
 ) -> None:
     """Refuse an argument that is a multiple of the number of records, on which the values of the result may then depend."""
     allowed = but | _CUT_ARGUMENTS.get(name, frozenset()) if but else but
-    for argument, size in iterate_sizes(operation, args, kwargs):
-        if argument not in allowed and tracer.is_record_multiple(size):
-            raise RecordsMayMix(name, "what is computed depends on the number of records in the batch")
+    given = bind_arguments(operation, args, kwargs)
+    sizes = tree_leaves([given.get(argument) for argument in size_arguments(operation) - allowed])
+    if any(isinstance(size, int) and tracer.is_record_multiple(size) for size in sizes):
+        raise RecordsMayMix(name, "what is computed depends on the number of records in the batch")
 
 
 def _require_one_dimension(operation: Any, meta: Tensor, place: Place | None, tracer: RecordTracer) -> None:
@@ -207,12 +195,14 @@ _FACTORY_OPERATIONS = frozenset(
 _RANDOM_OPERATIONS = frozenset(
     {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "normal", "bernoulli", "poisson"}
 )
-_NUMBER_OPERATIONS = (
+_VIEW_OPERATIONS = (
     "view reshape _unsafe_view _reshape_alias expand unsqueeze squeeze permute transpose t detach alias clone "
-    "_to_copy lift_fresh slice index index_put index_put_ _unsafe_index _unsafe_index_put"
+    "_to_copy lift_fresh slice"
 )
-_KEEP_NUMBERS = frozenset(_NUMBER_OPERATIONS.split())
-"""Operations after which row i still holds the number i, or which use it to pick rows."""
+_KEEP_NUMBERS = frozenset(_VIEW_OPERATIONS.split())
+"""Operations after which row i still holds the number i."""
+_PICK_BY_NUMBERS = frozenset({"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put"})
+"""Operations that use the numbers to pick rows."""
 
 
 def _apply_factory(operation: Any, name: str, args: Any, kwargs: Any, tracer: RecordTracer) -> Any:
@@ -220,7 +210,7 @@ def _apply_factory(operation: Any, name: str, args: Any, kwargs: Any, tracer: Re
     like = next((leaf for leaf in tree_leaves(args) if isinstance(leaf, TracedTensor)), None)
     meta = tracer.result_shapes(operation, args, kwargs)
     if like is not None and (name.endswith("_like") or name in _RANDOM_OPERATIONS):
-        place = broadcast_place(tensors_in((args, kwargs)), tracer, name)
+        place = broadcast_place(tensors_in((args, kwargs)), name)
         _require_one_dimension(operation, meta, place, tracer)
         return tracer.wrap(meta, place)
     dims = record_dims(meta.shape, tracer)
@@ -233,30 +223,9 @@ def _apply_factory(operation: Any, name: str, args: Any, kwargs: Any, tracer: Re
     return tracer.wrap(meta, None)  # nobody may look at chance: it would decide otherwise the next time
 
 
-def _apply_expansion(operation: Any, args: Any, kwargs: Any, tracer: RecordTracer) -> Any:
-    """One value for all records, B times."""
-    value, sizes = args[0], args[1]
-    meta = tracer.result_shapes(operation, args, kwargs)
-    dims = record_dims(meta.shape, tracer)
-    ahead = len(sizes) - value.dim()
-    name = operation.overloadpacket.__name__
-    if len(dims) != 1:
-        raise RecordsMayMix(name, "there are as many copies as records in two dimensions")
-    own = value.shape[dims[0] - ahead] if dims[0] >= ahead else 1
-    if own % tracer.records == 0 or (name == "expand" and own != 1):
-        raise RecordsMayMix(name, CONSTANT_ROWS)
-    return tracer.wrap(meta, Place(dims[0], own))
-
-
 def _record_numbers(operation: Any, args: Any, kwargs: Any, tracer: RecordTracer) -> Any:
     """0 … B−1."""
-    given = _bind_arguments(operation, args, kwargs)
+    given = bind_arguments(operation, args, kwargs)
     if given["end"] != tracer.records or given.get("start", 0) != 0 or given.get("step", 1) != 1:
         return None
     return tracer.wrap(tracer.result_shapes(operation, args, kwargs), FRONT, numbers=True)
-
-
-def _keeps_numbers(name: str, traced: list[TracedTensor]) -> bool:
-    return (
-        name in _KEEP_NUMBERS and not name.startswith(("index", "_unsafe_index")) and all(one.numbers for one in traced)
-    )

@@ -67,6 +67,9 @@ PICKED = Place(-1)
 """Of what belongs to one record that was picked by its place. vmap does so to look at types; nobody may compute with it."""
 
 
+VALUE_SEEN = "a value is looked at that comes from records, weights or chance"
+
+
 class RecordsMayMix(ApportionError):
     """Rows of different records meet in an operation, or it is not known that they do not.
 
@@ -196,15 +199,11 @@ class _PythonQueries(TorchFunctionMode):
         if any(callable(one) and not isinstance(one, type) for one in (*args, *kwargs.values())):
             self._tracer.mark_count_seen()  # it would be called from where nobody watches
         if function == Tensor.data.__set__ and any(isinstance(one, TracedTensor) for one in args):  # type: ignore[attr-defined]
-            raise self._tracer.record_refusal(RecordsMayMix("data", "a tensor is exchanged for another one"))
+            raise self._tracer.refuse("data", "a tensor is exchanged for another one")
         if function in (torch.cross, Tensor.cross) and kwargs.get("dim", args[2] if len(args) > 2 else None) is None:
-            raise self._tracer.record_refusal(
-                RecordsMayMix("cross", "without a dimension it takes that of three records. Name it: dim=")
-            )
+            raise self._tracer.refuse("cross", "without a dimension it takes that of three records. Name it: dim=")
         if function in _VALUE_QUERIES and isinstance(args[0], TracedTensor):
-            raise self._tracer.record_refusal(
-                RecordsMayMix(function.__name__, "a value is looked at that comes from records, weights or chance")
-            )
+            raise self._tracer.refuse(function.__name__, VALUE_SEEN)
         if function in (torch.nn.functional.one_hot, torch._C._nn.one_hot) and isinstance(args[0], Tensor):
             classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
             if classes > 0:  # torch looks at the values only to refuse those out of range
@@ -241,22 +240,17 @@ class _PythonQueries(TorchFunctionMode):
         return tuple(one(size) for size in found) if type(found) is tuple else one(found)
 
 
+def _meta_maker(tensor: Tensor) -> functools.partial[Tensor]:
+    """Makes tensors like this one, without values."""
+    return functools.partial(torch.empty_strided, tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
 def _to_meta(leaf: Any) -> Any:
     if isinstance(leaf, TracedTensor):
         return leaf.meta
     if isinstance(leaf, Tensor):
-        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+        return _meta_maker(leaf)()
     return torch.device("meta") if isinstance(leaf, torch.device) else leaf
-
-
-class _MetaGeometry:
-    """What a tensor without values is."""
-
-    def __init__(self, tensor: Tensor):
-        self._shape, self._stride, self._dtype = tensor.shape, tensor.stride(), tensor.dtype
-
-    def tensor(self) -> Tensor:
-        return torch.empty_strided(self._shape, self._stride, dtype=self._dtype, device="meta")
 
 
 _SHAPE_CACHE: dict[Any, Any] = {}
@@ -282,20 +276,19 @@ def _takes_device(operation: Any) -> bool:
 
 
 @functools.cache
-def _size_arguments(operation: Any) -> frozenset[str]:
+def size_arguments(operation: Any) -> frozenset[str]:
     """The arguments that are sizes or indices, SymInt in torch's schemas; what is computed with is a Scalar, a float or an int."""
     if operation.overloadpacket.__name__ == "arange":
         return frozenset(("start", "end", "step"))
     return frozenset(re.findall(r"SymInt(?:\[\d*\])?\??\s+(\w+)", str(operation._schema)))
 
 
-def iterate_sizes(operation: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, int]]:
-    """All sizes and indices that an operation is given, with the names of their arguments."""
-    names = _size_arguments(operation)
-    for index, argument in enumerate(operation._schema.arguments):
-        if argument.name in names:
-            value = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
-            yield from ((argument.name, leaf) for leaf in tree_leaves(value) if isinstance(leaf, int))
+def bind_arguments(operation: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """What an operation is given, by the names of its arguments."""
+    return {
+        argument.name: args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
+        for index, argument in enumerate(operation._schema.arguments)
+    }
 
 
 def _digest_constant(value: Tensor) -> Any:
@@ -309,12 +302,11 @@ def _digest_constant(value: Tensor) -> Any:
 
 def written_arguments(operation: Any, args: Any, kwargs: Any) -> list[Any]:
     """The tensors that an operation writes to."""
-    return [
-        value
-        for index, argument in enumerate(operation._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-        if isinstance(value := args[index] if index < len(args) else kwargs.get(argument.name), Tensor)
+    given = bind_arguments(operation, args, kwargs)
+    written = [
+        one.name for one in operation._schema.arguments if one.alias_info is not None and one.alias_info.is_write
     ]
+    return [given[name] for name in written if isinstance(given[name], Tensor)]
 
 
 def _generator_states() -> tuple[Any, ...]:
@@ -401,13 +393,17 @@ class RecordTracer(TorchDispatchMode):
         """Somebody looks at the number of records: with another one, the path may be another one. Only forward passes are run again."""
         self.path.looks_at_count = True
         if self.passes_back:
-            raise self.record_refusal(RecordsMayMix("backward", "it looks at the number of records in the batch"))
+            raise self.refuse("backward", "it looks at the number of records in the batch")
 
     def record_refusal(self, error: RecordsMayMix) -> RecordsMayMix:
         """Remember the first refusal, so that a model cannot catch it and go on otherwise."""
         if self.refusal is None:
             self.refusal, self.refused_in = error, tuple(self.modules)
         return error
+
+    def refuse(self, operation: str, reason: str) -> RecordsMayMix:
+        """A refusal that is remembered."""
+        return self.record_refusal(RecordsMayMix(operation, reason))
 
     @contextmanager
     def run(self) -> Iterator[None]:
@@ -421,9 +417,7 @@ class RecordTracer(TorchDispatchMode):
         if self.refusal is not None:
             raise self.refusal
         if _generator_states() != before:
-            raise self.record_refusal(
-                RecordsMayMix("random", "Python's or NumPy's random numbers may decide what is computed")
-            )
+            raise self.refuse("random", "Python's or NumPy's random numbers may decide what is computed")
 
     @contextmanager
     def _watch_scripts(self) -> Iterator[None]:
@@ -510,14 +504,13 @@ class RecordTracer(TorchDispatchMode):
     def _describe(self, operation: Any, args: Any, kwargs: Any) -> Operation:
         numbers: list[Any] = []
         sizes: list[Any] = []
-        for index, argument in enumerate(operation._schema.arguments):
-            value = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
+        for name, value in bind_arguments(operation, args, kwargs).items():
             for leaf in tree_leaves(value):
                 if isinstance(leaf, torch.ScriptObject):
                     numbers.append(type(leaf))  # a handle, as of the profiler's: two of them cannot be compared
                     continue
                 if not isinstance(leaf, Tensor):
-                    (sizes if argument.name in _size_arguments(operation) else numbers).append(leaf)
+                    (sizes if name in size_arguments(operation) else numbers).append(leaf)
                     continue
                 sizes.extend(leaf.meta.shape if isinstance(leaf, TracedTensor) else leaf.shape)
                 if isinstance(leaf, TracedTensor):
@@ -538,10 +531,8 @@ class RecordTracer(TorchDispatchMode):
             if len(_SHAPE_CACHE) >= _SHAPE_CACHE_SIZE:
                 _SHAPE_CACHE.clear()
             results = operation(*plain[0], **plain[1])
-            _SHAPE_CACHE[key] = tree_map(
-                lambda leaf: leaf if not isinstance(leaf, Tensor) else _MetaGeometry(leaf), results
-            )
-        return tree_map(lambda leaf: leaf.tensor() if isinstance(leaf, _MetaGeometry) else leaf, _SHAPE_CACHE[key])
+            _SHAPE_CACHE[key] = tree_map(lambda leaf: _meta_maker(leaf) if isinstance(leaf, Tensor) else leaf, results)
+        return tree_map(lambda leaf: leaf() if isinstance(leaf, functools.partial) else leaf, _SHAPE_CACHE[key])
 
     def decompose(self, operation: Any, args: Any, kwargs: Any) -> Any:
         """Run what torch itself says that an operation is made of; `NotImplemented` if it does not say."""

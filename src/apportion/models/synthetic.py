@@ -41,14 +41,19 @@ def prepare_model(model: nn.Module) -> nn.Module:
         raise UnsupportedModel(
             "The model has parameters without values, so that it cannot be run; check(model) names them."
         )
-    subject = copy_model(model).train()
-    for module in subject.modules():
-        if isinstance(module, _DropoutNd):
-            module.p = 0.0
-        # nn.MultiheadAttention, nn.LSTM and many layers written by hand
-        if isinstance(vars(module).get("dropout"), float):
-            vars(module)["dropout"] = 0.0
-    return subject
+    return without_dropout(model)[0].train()
+
+
+def without_dropout(model: nn.Module) -> tuple[nn.Module, list[str]]:
+    """A copy whose dropout drops nothing, and the layers that were changed."""
+    subject, silenced = copy_model(model), []
+    for name, module in subject.named_modules():
+        # nn.Dropout and its kin; nn.MultiheadAttention, nn.LSTM and many layers written by hand
+        attribute, kinds = ("p", (int, float)) if isinstance(module, _DropoutNd) else ("dropout", (float,))
+        if isinstance(value := vars(module).get(attribute), kinds) and value > 0:
+            vars(module)[attribute] = 0.0
+            silenced.append(name or "(model)")
+    return subject, silenced
 
 
 def synthetic_batches(
@@ -203,6 +208,11 @@ def find_runnable_batch(argument: str, model: nn.Module, example: Tree) -> tuple
         return run_model(model, records, seed=0)
 
     return find_runnable(together_and_alone, synthetic_batches(argument, example, model), "The model", example)
+
+
+def synthetic_batch(model: nn.Module, inputs: Tree) -> Tree:
+    """A few synthetic records like `inputs`, on which `model` runs."""
+    return find_runnable_batch("inputs", model, inputs)[0]
 
 
 def select_records(batch: Tree, records: list[int]) -> Tree:

@@ -57,8 +57,7 @@ def temper(model: nn.Module, scale: float = 2.0, temperature: float = 2.0, offse
         layer = TemperedSigmoid(scale, temperature, offset).train(tempered.training)
         if not name:
             return layer
-        parent, _, child = name.rpartition(".")
-        tempered.get_submodule(parent).add_module(child, layer)
+        tempered.set_submodule(name, layer)
     return tempered
 
 

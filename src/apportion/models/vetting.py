@@ -27,7 +27,7 @@ from apportion.models.engine_choice import choose_engine
 from apportion.models.probe import probe_model
 from apportion.models.proof import CannotTrace, TraceExample, require_same_control_flow, trace_engine
 from apportion.models.record_tracer import Path
-from apportion.models.synthetic import find_runnable_batch
+from apportion.models.synthetic import synthetic_batch
 
 
 class VettedEngine:
@@ -109,22 +109,19 @@ class VettedEngine:
             return True  # nobody is in it
         if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in tree_leaves(inputs)):
             return False
-        kind = _batch_kind(inputs, self._training_flags(), first=1)
+        kind, record = _batch_kind(inputs, self._training_flags(), first=1), map_tensors(_value_free, inputs)
         if kind not in self._verdicts:
-            self._verdicts[kind] = self._prove(map_tensors(lambda tensor: tensor[0], inputs))
+            self._verdicts[kind] = self._prove(record)
         path = self._verdicts[kind]
         if path is None or not path.looks_at_count:
             return path is not None
         with_count = (batch_size(inputs), *kind)
         if with_count not in self._counts:
-            self._counts[with_count] = self._takes_path(
-                map_tensors(lambda tensor: tensor[0], inputs), batch_size(inputs), path
-            )
+            self._counts[with_count] = self._takes_path(record, batch_size(inputs), path)
         return self._counts[with_count]
 
     def _prove(self, record: Any) -> Path | None:
         try:
-            record = map_tensors(torch.zeros_like, record)
             probe_model(self.model, record)
             choose_engine(self.model, None, record, torch.zeros(()), self.mode)
             example = TraceExample(record, torch.zeros(()), None, self._synthetic(record))
@@ -141,8 +138,7 @@ class VettedEngine:
         return True
 
     def _synthetic(self, record: Any) -> Any:
-        """A few records of this shape on which the model runs."""
-        return find_runnable_batch("inputs", copy_model(self.model), record)[0]
+        return synthetic_batch(copy_model(self.model), record)
 
     def _reference_engine(self) -> Engine:
         if self._alone is None:

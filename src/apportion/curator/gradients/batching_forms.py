@@ -20,7 +20,7 @@ from torch.nn import functional
 
 
 def _embedding(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
     max_norm: float | None = None,
@@ -31,10 +31,12 @@ def _embedding(
     if max_norm is not None or scale_grad_by_freq or sparse:
         return NotImplemented
     rows = weight[input]
-    if padding_idx is None:
-        return rows
-    padding = padding_idx + weight.shape[0] if padding_idx < 0 else padding_idx
-    return torch.where((input == padding).unsqueeze(-1), rows.detach(), rows)
+    return rows if padding_idx is None else without_padding(rows, input, padding_idx % weight.shape[0])
+
+
+def without_padding(rows: Tensor, indices: Tensor, padding: int) -> Tensor:
+    """Rows of padding have the same values and no gradient."""
+    return torch.where((indices == padding).unsqueeze(-1), rows.detach(), rows)
 
 
 def _attention(

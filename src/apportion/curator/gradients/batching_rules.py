@@ -28,10 +28,10 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.func import vmap
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, redispatch_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from apportion.curator.gradients.batching_forms import TRACEABLE_FORMS
+from apportion.curator.gradients.batching_forms import TRACEABLE_FORMS, without_padding
 from apportion.errors import UnsupportedModel
 
 
@@ -72,30 +72,17 @@ def _every_overload(name: str) -> tuple[Any, ...]:
 # Embedding
 
 
-def _function_pads(
-    input: Tensor,  # noqa: A002 (the name that callers use)
-    weight: Tensor,
-    padding_idx: int | None = None,
-    *_: Any,
-    **__: Any,
-) -> bool:
+def _function_pads(input: Tensor, weight: Tensor, padding_idx: int | None = None, *_: Any, **__: Any) -> bool:
     return padding_idx is not None
 
 
-def _function_without_padding(
-    input: Tensor,  # noqa: A002
-    weight: Tensor,
-    padding_idx: int,
-    *rest: Any,
-    **named: Any,
-) -> Tensor:
+def _function_without_padding(input: Tensor, weight: Tensor, padding_idx: int, *rest: Any, **named: Any) -> Tensor:
     """Rows of padding have the same values and no gradient."""
     found: Any = TRACEABLE_FORMS[functional.embedding](input, weight, padding_idx, *rest, **named)
     if isinstance(found, Tensor):
         return found
     rows = functional.embedding(input, weight, None, *rest, **named)
-    padding = padding_idx + weight.size(0) if padding_idx < 0 else padding_idx
-    return torch.where((input == padding).unsqueeze(-1), rows.detach(), rows)
+    return without_padding(rows, input, padding_idx % weight.size(0))
 
 
 def _operator_pads(weight: Tensor, indices: Tensor, padding_idx: int = -1, *_: Any, **__: Any) -> bool:
@@ -104,13 +91,13 @@ def _operator_pads(weight: Tensor, indices: Tensor, padding_idx: int = -1, *_: A
 
 def _operator_without_padding(weight: Tensor, indices: Tensor, padding_idx: int, *rest: Any, **named: Any) -> Tensor:
     rows = torch.embedding(weight, indices, -1, *rest, **named)
-    return torch.where((indices == padding_idx).unsqueeze(-1), rows.detach(), rows)
+    return without_padding(rows, indices, padding_idx)
 
 
 # Values that several elements of a record share
 
 
-def _reduces_everything(input: Tensor, *rest: Any, **named: Any) -> bool:  # noqa: A002
+def _reduces_everything(input: Tensor, *rest: Any, **named: Any) -> bool:
     return not rest and not named and input.is_floating_point()
 
 
@@ -135,7 +122,7 @@ class _TiedValue(torch.autograd.Function):
 
 
 def _with_tied_gradient(choose: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    def chosen(input: Tensor) -> Tensor:  # noqa: A002
+    def chosen(input: Tensor) -> Tensor:
         shared: Tensor = _TiedValue.apply(input, choose(input.detach()))
         return shared
 
@@ -145,49 +132,44 @@ def _with_tied_gradient(choose: Callable[[Tensor], Tensor]) -> Callable[[Tensor]
 # Shapes
 
 
-def _is_scalar(input: Tensor, *_: Any, **__: Any) -> bool:  # noqa: A002
+def _is_scalar(input: Tensor, *_: Any, **__: Any) -> bool:
     return input.dim() == 0
 
 
-def _clone(input: Tensor, *_: Any, **__: Any) -> Tensor:  # noqa: A002
+def _clone(input: Tensor, *_: Any, **__: Any) -> Tensor:
     return input.clone()
 
 
-def _scatter_slice(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:  # noqa: A002
+def _scatter_slice(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     start = index + input.size(dim) if index < 0 else index
     return torch.slice_scatter(input, src.unsqueeze(dim), dim, start, start + 1)
 
 
-def _value_is_tensor(input: Tensor, dim: int, index: Tensor, value: Any) -> bool:  # noqa: A002
+def _value_is_tensor(input: Tensor, dim: int, index: Tensor, value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _fill_copies(input: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:  # noqa: A002
+def _fill_copies(input: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
     """The input gets a copy for every record that has a value of its own."""
     own = torch.where(torch.ones_like(value, dtype=torch.bool), input, input)
     return torch.index_fill(own, dim, index, value)
 
 
-def _without_dimension(input: Tensor, *rest: Any, **named: Any) -> bool:  # noqa: A002
+def _without_dimension(input: Tensor, *rest: Any, **named: Any) -> bool:
     return not rest and not named
 
 
-def _squeeze_one_by_one(input: Tensor) -> Tensor:  # noqa: A002
+def _squeeze_one_by_one(input: Tensor) -> Tensor:
     for dimension in reversed([place for place, size in enumerate(input.shape) if size == 1]):
         input.squeeze_(dimension)
     return input
 
 
-def _grows(input: Tensor, batch1: Tensor, batch2: Tensor, **_: Any) -> bool:  # noqa: A002
+def _grows(input: Tensor, batch1: Tensor, batch2: Tensor, **_: Any) -> bool:
     return tuple(input.shape) != (batch1.size(1), batch2.size(2))
 
 
 # What a tensor says of itself
-
-
-def _attribute_getter(attribute: str) -> Any:
-    """`tensor.attribute`, as a `TorchFunctionMode` sees it."""
-    return getattr(Tensor, attribute).__get__
 
 
 def _read_unwrapped(attribute: str) -> Callable[[Tensor], Any]:
@@ -289,25 +271,14 @@ WRONG_RULES: tuple[WrongRule, ...] = (
         "copies of a parameter are, each record gets the mean of the gradients of all",
         called=(*_every_overload("as_strided"), *_every_overload("as_strided_copy")),
     ),
-    WrongRule(
-        operation="as_strided_",
-        fault="the tensor keeps its shape and values",
-        called=_every_overload("as_strided_"),
-    ),
-    WrongRule(
-        operation="set_",
-        fault="the tensor keeps its values",
-        called=_every_overload("set_"),
-    ),
-    WrongRule(
-        operation="resize_",
-        fault="the values of all records are laid out anew, over the bounds of records",
-        called=_every_overload("resize_"),
-    ),
-    WrongRule(
-        operation="resize_as_",
-        fault="the tensor keeps its shape",
-        called=_every_overload("resize_as_"),
+    *(
+        WrongRule(operation=name, fault=fault, called=_every_overload(name))
+        for name, fault in {
+            "as_strided_": "the tensor keeps its shape and values",
+            "set_": "the tensor keeps its values",
+            "resize_": "the values of all records are laid out anew, over the bounds of records",
+            "resize_as_": "the tensor keeps its shape",
+        }.items()
     ),
     WrongRule(
         operation="addbmm_ of a tensor that grows by it",
@@ -318,29 +289,26 @@ WRONG_RULES: tuple[WrongRule, ...] = (
     WrongRule(
         operation="linear_cross_entropy with options",
         fault="it takes the weights for frozen, as they say of themselves under vmap, and gives them no gradient",
-        called=tuple(function for function in (getattr(functional, "linear_cross_entropy", None),) if function),
+        called=(functional.linear_cross_entropy,),
         met=_has_options,
         instead=_without_options,
     ),
-    WrongRule(
-        operation="Tensor.requires_grad",
-        fault="it is False for every tensor, so what a module does for the sake of gradients is left out: backward hooks of modules, "
-        "`if x.requires_grad: x.register_hook(...)`",
-        called=(_attribute_getter("requires_grad"),),
-        instead=_read_unwrapped("requires_grad"),
-    ),
-    WrongRule(
-        operation="Tensor.grad_fn",
-        fault="it is None for every tensor",
-        called=(_attribute_getter("grad_fn"),),
-        instead=_read_unwrapped("grad_fn"),
+    *(
+        WrongRule(
+            operation=f"Tensor.{attribute}",
+            fault=fault,
+            called=(getattr(Tensor, attribute).__get__,),
+            instead=_read_unwrapped(attribute),
+        )
+        for attribute, fault in {
+            "requires_grad": "it is False for every tensor, so what a module does for the sake of gradients is left out: backward "
+            "hooks of modules, `if x.requires_grad: x.register_hook(...)`",
+            "grad_fn": "it is None for every tensor",
+        }.items()
     ),
     _OWN_GENERATOR,
 )
 """Everything that is known to be wrong."""
-
-_REDISPATCH = getattr(torch.overrides, "redispatch_function", None)
-"""Calls a function past the mode that handles it; older versions of torch have none."""
 
 _BY_FUNCTION = {function: rule for rule in WRONG_RULES for function in rule.called}
 _BY_OPERATOR = {operator: rule for rule in WRONG_RULES for operator in rule.operators}
@@ -380,19 +348,12 @@ class _FunctionGuard(TorchFunctionMode):
 
     def _call_composite(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """A function in Python, or an `autograd.Function`. The mode is left while it is handled, and entered again for what it calls."""
-        if _REDISPATCH is None and isinstance(func, HigherOrderOperator):
-            raise UnsupportedModel(
-                f"torch {torch.__version__} does not show what {func} computes under vmap. "
-                'Use Execution(engine="loop"), or torch 2.13'
-            )
-        if _REDISPATCH is None or (
-            self._entered and self._entered[-1] is func
-        ):  # an operator under its function's name
+        if self._entered and self._entered[-1] is func:  # an operator under its function's name
             return func(*args, **kwargs)
         self._entered.append(func)
         try:
             with self:
-                return _REDISPATCH(func, types, args, kwargs)
+                return redispatch_function(func, types, args, kwargs)
         finally:
             self._entered.pop()
 

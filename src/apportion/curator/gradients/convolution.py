@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from apportion.curator.gradients.layer_use import scale_rows, split_records, weighted_sum, zero_rows
+from apportion.curator.gradients.layer_use import ProductUse, scale_rows, split_records
 from apportion.curator.gradients.rounding import gram_matrix, norms_from_grams, rounding_margin, squared_row_norms
 from apportion.errors import UnsupportedModel
 
@@ -33,7 +33,7 @@ MAX_GRAM_ENTRIES = 1 << 16
 """The pixel Gram has S² numbers a record: beyond this it would not fit into the cache."""
 
 
-class ConvolutionUse:
+class ConvolutionUse(ProductUse):
     """One use of a convolution.
 
     Args:
@@ -42,25 +42,23 @@ class ConvolutionUse:
     """
 
     def __init__(self, module: Any, names: Mapping[str, str], inputs: Tensor):
-        self.names, self._module, self._inputs = names, module, inputs
+        super().__init__(names)
+        self._module, self._inputs = module, inputs
         if inputs.dim() != module.weight.dim():  # torch would take records without their first dimension for channels
             raise UnsupportedModel("a convolution got an input without a batch dimension")
         self._records = inputs.shape[0]
         self._dimensions = inputs.dim() - 2
-        self._weight_rows: Tensor | None = None
-        self._gradients: Tensor | None = None
 
     def receive(self, output_gradient: Tensor) -> None:
         self._gradients, self._writes = output_gradient, output_gradient._version
         self._norms: dict[str, Tensor] = {}
-        self._bias_rows = output_gradient.flatten(2).sum(2) if "bias" in self.names else None
+        if "bias" in self.names:
+            self._rows["bias"] = output_gradient.flatten(2).sum(2)
+            self._norms[self.names["bias"]] = squared_row_norms(self._rows["bias"])
         if "weight" in self.names:
             self._norms[self.names["weight"]] = self._weight_norms()
-        if self._bias_rows is not None:
-            self._norms[self.names["bias"]] = squared_row_norms(self._bias_rows)
-        if self._weight_rows is not None or "weight" not in self.names:
-            self._gradients = None
-            del self._inputs
+        if self._all_written:
+            del self._inputs, self._gradients
 
     @property
     def kernel(self) -> str:
@@ -70,7 +68,6 @@ class ConvolutionUse:
 
     def _sides(self, records: slice | Tensor) -> tuple[Tensor, Tensor]:
         """(patched, positions): (n, c, *padded size) and (n, o, *positions)."""
-        assert self._gradients is not None
         inputs, gradients = self._inputs[records], self._gradients[records]
         if not self._module.transposed:
             return self._pad(inputs), gradients
@@ -98,7 +95,7 @@ class ConvolutionUse:
 
     @property
     def _gram_is_cheaper(self) -> bool:
-        if self._dimensions != 2 or self._module.groups != 1 or self._gradients is None:
+        if self._dimensions != 2 or self._module.groups != 1 or self._all_written:
             return False
         places = math.prod(self._module.kernel_size)
         positions, pixels, channels, out = self._sizes
@@ -122,13 +119,12 @@ class ConvolutionUse:
             else:
                 parts.append(self._materialised_norms(part))
         if kept:
-            self._weight_rows = torch.cat(written)
+            self._rows["weight"] = torch.cat(written)
         return torch.cat(parts)
 
     @property
     def _unchanged_gradients(self) -> Tensor:
         """The output gradient of which the norms were taken. Autograd hands it to others as well, who must not write to it."""
-        assert self._gradients is not None
         if self._gradients._version != self._writes:
             raise UnsupportedModel(
                 f"the gradient that belongs to {self.names['weight']} was overwritten in place after its norm was taken, by a hook or a "
@@ -207,18 +203,7 @@ class ConvolutionUse:
     def squared_norms(self) -> dict[str, Tensor]:
         return self._norms
 
-    def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        sums = {}
-        if "weight" in self.names:
-            sums[self.names["weight"]] = self._weight_sum(weights[self.names["weight"]])
-        if self._bias_rows is not None:
-            name = self.names["bias"]
-            sums[name] = weighted_sum(weights[name], self._bias_rows)
-        return sums
-
     def _weight_sum(self, weights: Tensor) -> Tensor:
-        if self._weight_rows is not None:
-            return weighted_sum(weights, self._weight_rows)
         module, plain = self._module, self._module.padding_mode == "zeros" and not isinstance(self._module.padding, str)
         inputs = self._inputs if plain or module.transposed else self._pad(self._inputs)
         padding = list(module.padding) if plain else [0] * self._dimensions
@@ -238,17 +223,9 @@ class ConvolutionUse:
         )
         return total
 
-    def rows(self, name: str, records: slice) -> Tensor:
-        kept = self._weight_rows if name == self.names.get("weight") else self._bias_rows
-        return self._materialise(records) if kept is None else kept[records]
-
     def zero_records(self, records: Tensor) -> None:
-        if self._weight_rows is not None:
-            self._weight_rows = zero_rows(records, self._weight_rows)
-        if self._bias_rows is not None:
-            self._bias_rows = zero_rows(records, self._bias_rows)
-        if self._gradients is not None:
-            self._inputs, self._gradients = zero_rows(records, self._inputs), zero_rows(records, self._gradients)
+        super().zero_records(records)
+        if not self._all_written:
             self._writes = self._gradients._version
 
 

@@ -123,8 +123,57 @@ def zero_rows(records: Tensor, values: Tensor) -> Tensor:
     return torch.where(records.reshape(-1, *[1] * (values.dim() - 1)), torch.zeros((), dtype=values.dtype), values)
 
 
-class MaterialisedUse:
-    """A use whose rows are computed when the output's gradient arrives, or come from elsewhere.
+class ProductUse:
+    """A use of a weight and a bias, of whose gradients some are written out.
+
+    A layer family sets, in `receive`, `_rows`: what is written out, (b, *shape) by the layer's own names. If the weight is not among
+    that, it keeps `_inputs` and `_gradients`, and knows the norms (`_weight_norms`) and the sum (`_weight_sum`) that follow from them.
+    """
+
+    _inputs: Tensor
+    _gradients: Tensor
+
+    def __init__(self, names: Mapping[str, str]):
+        self.names = names
+        self._rows: dict[str, Tensor] = {}
+
+    @property
+    def _all_written(self) -> bool:
+        return self.names.keys() == self._rows.keys()
+
+    def squared_norms(self) -> dict[str, Tensor]:
+        norms = {self.names[own]: squared_row_norms(rows) for own, rows in self._rows.items()}
+        if not self._all_written:
+            norms[self.names["weight"]] = self._weight_norms()
+        return norms
+
+    def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        sums = {self.names[own]: weighted_sum(weights[self.names[own]], rows) for own, rows in self._rows.items()}
+        if not self._all_written:
+            sums[self.names["weight"]] = self._weight_sum(weights[self.names["weight"]])
+        return sums
+
+    def rows(self, name: str, records: slice) -> Tensor:
+        kept = self._rows.get(next(own for own, full in self.names.items() if full == name))
+        return self._materialise(records) if kept is None else kept[records]
+
+    def zero_records(self, records: Tensor) -> None:
+        self._rows = {own: zero_rows(records, rows) for own, rows in self._rows.items()}
+        if not self._all_written:
+            self._inputs, self._gradients = zero_rows(records, self._inputs), zero_rows(records, self._gradients)
+
+    def _weight_norms(self) -> Tensor:
+        raise NotImplementedError
+
+    def _weight_sum(self, weights: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _materialise(self, records: slice) -> Tensor:
+        raise NotImplementedError
+
+
+class MaterialisedUse(ProductUse):
+    """A use whose rows are all computed when the output's gradient arrives, or come from elsewhere.
 
     Args:
         compute: from the output's gradient to the rows (b, *shape) by the layer's own names.
@@ -133,21 +182,9 @@ class MaterialisedUse:
     kernel = "materialised"
 
     def __init__(self, names: Mapping[str, str], compute: Callable[[Tensor], Mapping[str, Tensor]]):
-        self.names, self._compute = names, compute
-        self._rows: dict[str, Tensor] = {}
+        super().__init__(names)
+        self._compute = compute
 
     def receive(self, output_gradient: Tensor) -> None:
         found = self._compute(output_gradient)
-        self._rows = {name: upcast_half(found[own]) for own, name in self.names.items()}
-
-    def squared_norms(self) -> dict[str, Tensor]:
-        return {name: squared_row_norms(rows) for name, rows in self._rows.items()}
-
-    def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: weighted_sum(weights[name], rows) for name, rows in self._rows.items()}
-
-    def rows(self, name: str, records: slice) -> Tensor:
-        return self._rows[name][records]
-
-    def zero_records(self, records: Tensor) -> None:
-        self._rows = {name: zero_rows(records, rows) for name, rows in self._rows.items()}
+        self._rows = {own: upcast_half(found[own]) for own in self.names}

@@ -20,29 +20,19 @@ if TYPE_CHECKING:
 
 LAYER_RULES: dict[type[nn.Module], Callable[..., Any]] = {
     nn.Linear: LinearUse.of,
-    nn.Conv1d: ConvolutionUse,
-    nn.Conv2d: ConvolutionUse,
-    nn.Conv3d: ConvolutionUse,
-    nn.ConvTranspose1d: ConvolutionUse,
-    nn.ConvTranspose2d: ConvolutionUse,
-    nn.ConvTranspose3d: ConvolutionUse,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), ConvolutionUse),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), ConvolutionUse),
     nn.LayerNorm: layer_norm_use,
     nn.RMSNorm: rms_norm_use,
     nn.GroupNorm: group_norm_use,
-    nn.InstanceNorm1d: instance_norm_use,
-    nn.InstanceNorm2d: instance_norm_use,
-    nn.InstanceNorm3d: instance_norm_use,
+    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), instance_norm_use),
     nn.Embedding: embedding_use,
 }
 """Layers whose parameters follow from their input and the gradient of their output."""
 
 FORWARD_REPLACEMENTS: dict[type[nn.Module], Callable[..., None]] = {
-    nn.RNN: replace_recurrent_layers,
-    nn.LSTM: replace_recurrent_layers,
-    nn.GRU: replace_recurrent_layers,
-    nn.RNNCell: replace_recurrent_cell,
-    nn.LSTMCell: replace_recurrent_cell,
-    nn.GRUCell: replace_recurrent_cell,
+    **dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU), replace_recurrent_layers),
+    **dict.fromkeys((nn.RNNCell, nn.LSTMCell, nn.GRUCell), replace_recurrent_cell),
     nn.MultiheadAttention: replace_attention,
     nn.EmbeddingBag: replace_embedding_bag,
 }

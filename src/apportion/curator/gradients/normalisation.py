@@ -16,38 +16,32 @@ from apportion.curator.gradients.layer_use import MaterialisedUse
 
 def layer_norm_use(module: nn.LayerNorm, names: Mapping[str, str], inputs: Tensor) -> MaterialisedUse:
     shape = list(module.normalized_shape)
-    return _over_last(names, lambda: functional.layer_norm(inputs, shape, eps=module.eps), len(shape))
+    return _written_out(names, lambda: functional.layer_norm(inputs, shape, eps=module.eps), slice(1, -len(shape)))
 
 
 def rms_norm_use(module: nn.RMSNorm, names: Mapping[str, str], inputs: Tensor) -> MaterialisedUse:
     shape = list(module.normalized_shape)
-    return _over_last(names, lambda: functional.rms_norm(inputs, shape, eps=module.eps), len(shape))
+    return _written_out(names, lambda: functional.rms_norm(inputs, shape, eps=module.eps), slice(1, -len(shape)))
 
 
 def group_norm_use(module: nn.GroupNorm, names: Mapping[str, str], inputs: Tensor) -> MaterialisedUse:
-    return _over_channels(names, lambda: functional.group_norm(inputs, module.num_groups, eps=module.eps))
+    return _written_out(names, lambda: functional.group_norm(inputs, module.num_groups, eps=module.eps), slice(2, None))
 
 
 def instance_norm_use(module: nn.InstanceNorm1d, names: Mapping[str, str], inputs: Tensor) -> MaterialisedUse:
-    return _over_channels(names, lambda: functional.instance_norm(inputs, eps=module.eps))
+    return _written_out(names, lambda: functional.instance_norm(inputs, eps=module.eps), slice(2, None))
 
 
-def _over_last(names: Mapping[str, str], normalised: Callable[[], Tensor], dimensions: int) -> MaterialisedUse:
-    """Parameters of the shape of the last dimensions."""
+def _written_out(names: Mapping[str, str], normalised: Callable[[], Tensor], summed: slice) -> MaterialisedUse:
+    """Parameters that all positions of a record share.
+
+    Args:
+        summed: the dimensions of these positions: all but the last ones, or all behind the channels.
+    """
 
     def compute(gradient: Tensor) -> dict[str, Tensor]:
-        positions = tuple(range(1, gradient.dim() - dimensions))
+        positions = tuple(range(gradient.dim())[summed])
         parts = {"bias": lambda: gradient, "weight": lambda: gradient * normalised()}
         return {own: parts[own]().sum(positions) if positions else parts[own]() for own in names}
-
-    return MaterialisedUse(names, compute)
-
-
-def _over_channels(names: Mapping[str, str], normalised: Callable[[], Tensor]) -> MaterialisedUse:
-    """One parameter for each channel, dimension 1."""
-
-    def compute(gradient: Tensor) -> dict[str, Tensor]:
-        parts = {"bias": lambda: gradient, "weight": lambda: gradient * normalised()}
-        return {own: parts[own]().flatten(2).sum(2) if gradient.dim() > 2 else parts[own]() for own in names}
 
     return MaterialisedUse(names, compute)

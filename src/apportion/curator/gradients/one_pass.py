@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -191,7 +191,7 @@ class OnePass:
         losses_together: bool = True,
     ):
         self.model, self.mode = model, mode
-        self._run_alone, self._shared, self._losses_together = frozenset(alone), frozenset(shared), losses_together
+        self.alone, self._shared, self._losses_together = frozenset(alone), frozenset(shared), losses_together
         self._calls: Counter[str] = Counter()
         self.outputs_alone: dict[str, list[Any]] = {}
         """What each call of a module that runs alone returned in the last forward pass: shapes and types of one record."""
@@ -212,7 +212,7 @@ class OnePass:
         if self._channels_last:
             for parameter in self.scratch.parameters():
                 parameter.data = to_channels_last(parameter.data)
-        self.fallbacks = instrument_model(self.scratch, self, self._run_alone)
+        self.fallbacks = instrument_model(self.scratch, self, self.alone)
         """Modules without a rule of their own."""
         self.module_state = ModuleState(self.scratch)
         self._copied: list[tuple[int, int]] = []
@@ -269,14 +269,13 @@ class OnePass:
         tapped: Tensor = _OutputTap.apply(output, self.anchor, deliver, self._copy_inputs)
         return tapped
 
-    def collect(self, use: LayerUse, leaves: Iterable[Tensor]) -> None:
+    def collect(self, use: LayerUse, leaves: Collection[Tensor]) -> None:
         """A use whose gradients autograd leaves in tensors of its own, with a row for each record."""
         for leaf in leaves:
             self._require_one_row_each(use, leaf)
-            self._leaves.append(leaf)
-        self._collected.append(use)
+        self.collect_alone(use, leaves)
 
-    def collect_alone(self, use: LayerUse, leaves: Iterable[Tensor]) -> None:
+    def collect_alone(self, use: LayerUse, leaves: Collection[Tensor]) -> None:
         """Likewise, with tensors of its own for each record."""
         self._leaves.extend(leaves)
         self._collected.append(use)
@@ -324,11 +323,6 @@ class OnePass:
         records, self._records = self._records, None
         uses, self._uses, self._noted, self._collected, self._leaves = self._uses + self._collected, [], [], [], []
         return RecordGradients(uses, trained_parameters(self.model), records)
-
-    @property
-    def runs_alone(self) -> bool:
-        """Whether a module runs one record after the other."""
-        return bool(self._run_alone)
 
     def row_leaves(self) -> list[Tensor]:
         """The tensors in which autograd leaves the gradients of modules without a rule, one row per record."""

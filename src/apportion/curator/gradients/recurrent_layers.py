@@ -5,13 +5,12 @@ its output. `recurrent_cells.py` runs it and keeps both sides of these products;
 
 The gradient of a matrix is g = Σ_t β_t ⊗ a_t with its inputs a_t and the gradients β_t of the product, as for a linear layer over T
 positions; the ways to ‖g‖² are those of `linear.py`. Here several matrices may have the same β_t, so one Gram matrix of β serves all of
-them, and everything is time-major, (T, b, ·), as a loop over time leaves it.
+them. Everything comes time-major, (T, b, ·), as a loop over time leaves it, and is seen by record, (b, T, ·), without being moved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from apportion.curator.gradients.layer_use import scale_rows, split_records, upcast_half, weighted_sum
+from apportion.curator.gradients.layer_use import scale_rows, upcast_half, weighted_sum, zero_rows
+from apportion.curator.gradients.linear import choose_kernel, gram_norms, materialised_norms
 from apportion.curator.gradients.recurrent_cells import (
     GRURecurrence,
     LSTMRecurrence,
@@ -28,7 +28,7 @@ from apportion.curator.gradients.recurrent_cells import (
     TanhRecurrence,
     UnrolledRecurrence,
 )
-from apportion.curator.gradients.rounding import gram_matrix, norms_from_grams, rounding_margin, squared_row_norms
+from apportion.curator.gradients.rounding import gram_matrix, squared_row_norms
 from apportion.errors import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -52,74 +52,50 @@ class TimeProducts:
     def __init__(
         self, names: Mapping[str, str], gradients: Tensor, inputs: Mapping[str, Tensor], biases: Sequence[str]
     ):
-        self._gradients = upcast_half(gradients)
-        self._inputs = [(names[own], upcast_half(value)) for own, value in inputs.items() if own in names]
+        self._gradients = upcast_half(gradients).transpose(0, 1)
+        self._inputs = [
+            (names[own], upcast_half(value).transpose(0, 1)) for own, value in inputs.items() if own in names
+        ]
         self._biases = [names[own] for own in biases if own in names]
 
     def kernels(self) -> set[str]:
         return {self._kernel(inputs) for _, inputs in self._inputs}
 
     def _kernel(self, inputs: Tensor) -> str:
-        steps, size_in, size_out = inputs.shape[0], inputs.shape[2], self._gradients.shape[2]
-        if steps == 1:
-            return "product of norms"
-        return "Gram" if steps * (size_in + size_out) < size_in * size_out else "materialised"
+        return choose_kernel(inputs.shape[1], inputs.shape[2], self._gradients.shape[2])
 
     def squared_norms(self) -> NamedTensors:
-        of_gradients = gram_matrix(self._gradients.transpose(0, 1)) if "Gram" in self.kernels() else self._gradients
+        of_gradients = gram_matrix(self._gradients) if "Gram" in self.kernels() else self._gradients
         for name, inputs in self._inputs:
-            size_in, size_out = inputs.shape[2], self._gradients.shape[2]
             match self._kernel(inputs):
                 case "product of norms":
-                    yield name, squared_row_norms(inputs[0]) * squared_row_norms(self._gradients[0])
+                    yield name, squared_row_norms(inputs) * squared_row_norms(self._gradients)
                 case "Gram":
-                    of_inputs = gram_matrix(inputs.transpose(0, 1))
-                    again = partial(self._materialised_norms, inputs)
-                    yield name, norms_from_grams(of_inputs, of_gradients, size_in + size_out, again)
+                    yield name, gram_norms(inputs, self._gradients, of_gradients)
                 case _:
-                    yield name, self._materialised_norms(inputs)
+                    yield name, materialised_norms(inputs, self._gradients)
         if self._biases:
-            norms = squared_row_norms(self._gradients.sum(0))
+            norms = squared_row_norms(self._gradients.sum(1))
             yield from ((name, norms) for name in self._biases)
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> NamedTensors:
         for name, inputs in self._inputs:
-            by_record = inputs.transpose(0, 1)  # the inputs, because they are smaller than the gradients
-            product = scale_rows(weights[name], by_record, self._gradients).transpose(0, 1)
-            yield name, self._gradients.flatten(0, 1).T @ product.flatten(0, 1)
+            # the inputs, because they are smaller than the gradients; both lie in memory by time
+            product = scale_rows(weights[name], inputs, self._gradients).transpose(0, 1)
+            yield name, self._gradients.transpose(0, 1).flatten(0, 1).T @ product.flatten(0, 1)
         if self._biases:
-            totals = self._gradients.sum(0)
+            totals = self._gradients.sum(1)
             yield from ((name, weighted_sum(weights[name], totals)) for name in self._biases)
 
     def rows(self, records: slice) -> NamedTensors:
         for name, inputs in self._inputs:
-            yield name, self._materialise(inputs, records)
+            yield name, self._gradients[records].mT @ inputs[records]
         for name in self._biases:
-            yield name, self._gradients[:, records].sum(0)
-
-    def _materialised_norms(self, inputs: Tensor, records: Tensor | None = None) -> Tensor:
-        gradients = self._gradients
-        if records is not None:
-            inputs, gradients = inputs[:, records], gradients[:, records]
-        parts = split_records(inputs.shape[1], inputs.shape[2] * gradients.shape[2])
-        norms = torch.cat(
-            [squared_row_norms(_sum_outer_products(gradients[:, part], inputs[:, part])) for part in parts]
-        )
-        magnitudes = squared_row_norms(inputs.transpose(0, 1)) * squared_row_norms(gradients.transpose(0, 1))
-        return norms + rounding_margin(inputs.shape[0], inputs.dtype) * magnitudes
-
-    def _materialise(self, inputs: Tensor, records: slice) -> Tensor:
-        return _sum_outer_products(self._gradients[:, records], inputs[:, records])
+            yield name, self._gradients[records].sum(1)
 
     def zero_records(self, records: Tensor) -> None:
-        mask = records[:, None]
-        self._gradients = self._gradients.masked_fill(mask, 0)
-        self._inputs = [(name, inputs.masked_fill(mask, 0)) for name, inputs in self._inputs]
-
-
-def _sum_outer_products(gradients: Tensor, inputs: Tensor) -> Tensor:
-    """Σ_t β_t ⊗ a_t, (b, out, in)."""
-    return gradients.permute(1, 2, 0) @ inputs.transpose(0, 1)
+        self._gradients = zero_rows(records, self._gradients)
+        self._inputs = [(name, zero_rows(records, inputs)) for name, inputs in self._inputs]
 
 
 class RecurrentUse:
