@@ -9,6 +9,7 @@ from apportion.errors import MissingExtra
 EXTRAS = {
     "cli": ("typer", "rich", "pydantic"),
     "report": ("plotly", "jinja2"),
+    "tune": ("optuna",),
     "data": ("sklearn", "PIL", "platformdirs", "rich"),
 }
 """The modules that come with each extra of the package."""

@@ -21,8 +21,8 @@ K must really be drawn: "I tried ten and stopped" is not covered. Nor are the ot
 all of them cost together. With a Poisson number K may be 0, and then nothing is published.
 
 **Several candidates.** A trial first draws which candidate it is, independently of everything, and publishes that too. The divergence of
-order λ of such a labelled mixture is ln Σ_j w_j·e^{(λ−1)·ε_j(λ)}/(λ − 1) ≤ max_j ε_j(λ), whatever the weights: the formula is applied to the
-pointwise maximum of the candidates' curves.
+order λ of such a labelled mixture is ln(Σ_j w_j·e^{(λ−1)·ε_j(λ)})/(λ − 1) ≤ max_j ε_j(λ), whatever the weights w_j: the formula is applied
+to the pointwise maximum of the candidates' curves.
 
 `selection_epsilon` is computed by `dp_accounting`. `Selection` prices a search with several candidates by the formula above; a test
 compares the two. Both convert to (ε, δ) by the improved conversion (`renyi.py`).
@@ -211,7 +211,7 @@ class Selection:
     @cached_property
     def single(self) -> Array:
         """The largest Rényi divergence of one trial, over the candidates, at each order."""
-        return np.max([renyi_sum(events) for events in self.candidates], axis=0)
+        return np.asarray(np.max([renyi_sum(events) for events in self.candidates], axis=0))
 
     @cached_property
     def curve(self) -> Array:
@@ -234,7 +234,7 @@ class Selection:
         """δ(e) at each of `points`: min_α e^{(α−1)(ε′(α)−e)}·(1 − 1/α)^{α−1}/α (Canonne, Kamath & Steinke 2020), at most 1."""
         orders, curve = _ORDERS[np.isfinite(self.curve)], self.curve[np.isfinite(self.curve)]
         exponents = (orders - 1) * (curve - points[:, None] + np.log1p(-1 / orders)) - np.log(orders)
-        return np.exp(np.minimum(exponents.min(axis=1, initial=0.0), 0.0))
+        return np.asarray(np.exp(exponents.min(axis=1, initial=0.0)))
 
     def describe(self) -> dict[str, Any]:
         """The search as data."""
@@ -250,14 +250,17 @@ class TrialOfSearch(FixedPlan):
     Args:
         tokens, spare: as of `FixedPlan`.
         search: the price of the search.
+        data_set: what the ledger that the search was charged to promises, for the statement.
     """
 
     name = "best trial of a private search"
     adaptive = True
 
-    def __init__(self, tokens: Sequence[Event], spare: int, search: Selection):
+    def __init__(
+        self, tokens: Sequence[Event], spare: int, search: Selection, data_set: Mapping[str, Any] | None = None
+    ):
         super().__init__(tokens, spare)
-        self.search, trials = search, search.trials
+        self.search, self.data_set, trials = search, data_set, search.trials
         drawn = f"{trials.name} with mean {trials.mean:g}"
         self.terms = f"{self.name}: the number of trials {drawn}, γ = {trials.gamma!r}"
         self.validity = (

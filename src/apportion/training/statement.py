@@ -47,9 +47,11 @@ def statement(session: Session) -> dict[str, Any]:
     """The statement as data (privacy.json)."""
     plan, budget, update = session.plan, session.plan.budget, session.plan.recipe.update
     rule = session.account.rule
-    search = rule.search if isinstance(rule, TrialOfSearch) else None
     session.account.reload()
     draws = update.draws if isinstance(update, SteeringUpdate) else 1
+    search, shared = None, data_set(session.account.ledger, session.account.run)
+    if isinstance(rule, TrialOfSearch):
+        search, shared = rule.search, None if rule.data_set is None else dict(rule.data_set)
     return {
         "private": session.randomness.private,
         "why_not_private": None
@@ -78,15 +80,13 @@ def statement(session: Session) -> dict[str, Any]:
         "ledger": "durable before each release"
         if session.account.ledger.path
         else "in memory only: a crash would forget it",
-        "data_set": data_set(session.account.ledger, session.account.run),
+        "data_set": shared,
         "assumptions": list(OWN_LOOP) if session.own_loop else [],
         "randomness": f"{KEY_STREAM}, 256-bit key from "
         + ("the operating system" if session.randomness.private else "a fixed seed")
         + (", kept in secret/ until the run ends (recovery exact)" if session.repeatable else ""),
         "covered": list(COVERED),
-        "not_covered": [
-            OTHER_LEDGERS if item is OTHER_RUNS and session.account.ledger.rule else item for item in NOT_COVERED
-        ]
+        "not_covered": [OTHER_LEDGERS if item is OTHER_RUNS and shared else item for item in NOT_COVERED]
         + ([] if search is None else [OTHER_TRIALS]),
         "versions": package_versions(),
     }
