@@ -42,7 +42,7 @@ from scipy.optimize import brentq
 
 from apportion import validate
 from apportion.accounting.buckets import bucket_multipliers
-from apportion.accounting.renyi import ORDERS, Array, renyi_sum
+from apportion.accounting.renyi import ORDERS, Array, quiet_accounting, renyi_sum
 from apportion.accounting.rules import FixedPlan
 from apportion.errors import InvalidArgument
 from apportion.request import Event
@@ -102,7 +102,8 @@ def selection_epsilon(
     if not steps:
         return 0.0
     accountant = RdpAccountant()
-    accountant.compose(RepeatAndSelectDpEvent(ComposedDpEvent(steps), expected_runs, shape))
+    with quiet_accounting():
+        accountant.compose(RepeatAndSelectDpEvent(ComposedDpEvent(steps), expected_runs, shape))
     return float(accountant.get_epsilon(delta))
 
 

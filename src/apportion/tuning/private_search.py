@@ -22,13 +22,15 @@ starting anew is another search, and charged as one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import secrets
 import shutil
+import sqlite3
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,9 +41,9 @@ from apportion.accounting.selection import WORD, NumberOfTrials, Selection, Tria
 from apportion.budget import Budget
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records, as_records
-from apportion.errors import InvalidArgument
+from apportion.errors import InvalidArgument, TakenOver
 from apportion.planning import Plan, plan_steps
-from apportion.training.checkpoint import first_difference, replace_file
+from apportion.training.checkpoint import explained, first_difference, replace_file
 from apportion.training.folders import tidied
 from apportion.training.loop import take_steps
 from apportion.training.run import Run
@@ -56,6 +58,7 @@ TOLERANCE = 0.005
 """A search costs between 0.995 and 1 times its budget, where the noise can be chosen freely."""
 WINNER = "winner"
 STATE = Path("secret") / "search"
+LOCK = Path("secret") / "lock"
 FORMAT = 1
 _ROUNDS = 40
 
@@ -226,12 +229,18 @@ def search_privately(task: Task, plan: SearchPlan, storage: Storage) -> Tuned:
     _require_private_storage(storage)
     records, folder = as_records(task.data), None if storage.folder is None else Path(storage.folder)
     books = Ledger.attach(Path(str(storage.ledger)))
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(books.close)
+        if folder is not None:
+            stack.enter_context(tidied((folder / STATE).parent))
         _require_limit(books)
         if storage.resume and folder is not None:
-            state = _load(folder, plan)
+            _load(folder, plan)  # what is wrong with it is said before the lock is made
         else:
             state = _begin(task, plan, records, books, folder)
+        if folder is not None:
+            stack.enter_context(_alone(folder))
+            state = _load(folder, plan)  # another process may have gone on with it until now
         number = _charge(plan, books, state, folder)
         shared = data_set(books, number)
         if state.order is None:
@@ -240,8 +249,6 @@ def search_privately(task: Task, plan: SearchPlan, storage: Storage) -> Tuned:
         if folder is not None and (folder / WINNER).exists():
             return _reopened(task, plan, records, folder, state, shared)
         return _run(task, plan, records, folder, state, shared)
-    finally:
-        books.close()
 
 
 def _begin(task: Task, plan: SearchPlan, records: Records, books: Ledger, folder: Path | None) -> _State:
@@ -254,10 +261,21 @@ def _begin(task: Task, plan: SearchPlan, records: Records, books: Ledger, folder
     _rehearse(task, plan, records)
     state = _State(os.urandom(8).hex())
     if folder is not None:
-        with tidied(folder):
+        with explained(folder):
             (folder / STATE).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _save(state, plan, folder)
+        _save(state, plan, folder)
     return state
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Refuse a second process: two that train the trials of one search are two searches. SQLite's lock ends with its process."""
+    with contextlib.closing(sqlite3.connect(folder / LOCK, timeout=0, isolation_level=None)) as lock:
+        try:
+            lock.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            raise TakenOver("resume", str(folder), "another process goes on with this search", "Wait for it") from error
+        yield
 
 
 def _rehearse(task: Task, plan: SearchPlan, records: Records) -> None:
@@ -290,6 +308,7 @@ def _charge(plan: SearchPlan, books: Ledger, state: _State, folder: Path | None)
         except BaseException:
             if folder is not None and books.find(state.identifier) is None:
                 (folder / STATE).unlink(missing_ok=True)
+                (folder / LOCK).unlink(missing_ok=True)
             raise
     admitted = next(run for run in books.runs() if run.number == number)
     if admitted.terms != terms:

@@ -2,7 +2,7 @@
 
 Every recipe has a study of its own with the same number of trials in the same space, and the first ten of them have the same settings
 for all recipes; the later ones are proposed by optuna's tree-structured Parzen estimator from that recipe's own results. A trial whose
-score is below the median of the earlier ones at the same step is pruned.
+score is below the median of the earlier ones at the same part of its steps is pruned.
 
 A trial executes the candidate's own steps, thresholds and noise multipliers, so that what it finds carries over to the private run. Its
 sampling rate is batch_size/N with the *counted* number N of public records, so that a batch has the same expected size there.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import pickle
 import random
 import tempfile
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
     import optuna
 
 JOURNAL = "trials.journal"
+LEVELS = 20
+"""How often a trial is looked at; it may be pruned after a quarter of its steps."""
 SAME = 10
 """Trials with which every recipe begins, and which have the same settings for all of them."""
 UNLIMITED = Budget(epsilon=1e12, delta=1e-5, unit=Record())
@@ -50,7 +51,7 @@ UNLIMITED = Budget(epsilon=1e12, delta=1e-5, unit=Record())
 Show = Callable[[Trial, int, int], None]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Worker:
     """Trains trials of the studies in a journal; it is sent to other processes."""
 
@@ -70,7 +71,7 @@ class _Worker:
             study_name=self.space.plans[which].recipe.name,
             storage=JournalStorage(JournalFileBackend(str(self.journal))),
             sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=SAME, constant_liar=True),
-            pruner=optuna.pruners.MedianPruner(),
+            pruner=optuna.pruners.MedianPruner(n_warmup_steps=LEVELS // 4),
             direction="maximize",
             load_if_exists=True,
         )
@@ -98,13 +99,14 @@ class _Worker:
         records = as_records(self.task.data)
         plan = _on_public_records(candidate.plan, len(records))
         session = self.task.open(candidate, plan, records, Randomness.seeded(seed))
-        loss_fn, score = self.task.own_loss(), 0.0
+        loss_fn, score, reported = self.task.own_loss(), 0.0, 0
         try:
             while session.account.left:  # `take_steps` would also price every step, and nobody pays here
                 session.apply(session.curator.answer(session.next_request(), loss_fn))
-                if session.report_is_due:
-                    score = self.task.rank(session)
-                    trial.report(score, session.step)
+                level = LEVELS * session.step // plan.steps  # so that runs of different length can be compared
+                if level > reported:
+                    score, reported = self.task.rank(session), level
+                    trial.report(score, level)
                     if trial.should_prune():
                         raise optuna.TrialPruned
         finally:
@@ -151,31 +153,41 @@ def search_publicly(
 
 
 def _prepare(worker: _Worker, which: int, trials: int) -> int:
-    """How many trials of a recipe are missing. The first ones are laid out; one that a crash interrupted is laid out again."""
+    """How many trials of a recipe are missing. The first ones are laid out, and those that a crash interrupted."""
     from optuna.trial import TrialState
 
-    study = worker.study(which)
-    described = json.loads(json.dumps({**worker.space.describe(), "seed": worker.seed}))
-    if before := study.user_attrs.get("configuration"):
-        if found := first_difference(before, described):
-            name, then, now = found
-            raise InvalidArgument(
-                "resume",
-                str(worker.journal.parent),
-                f"the search was started with {name} = {then!r}, and now it is {now!r}",
-                "Use the settings that it was started with, or start anew in another folder",
-            )
-    else:
-        study.set_user_attr("configuration", described)
-        generator = random.Random(worker.seed)  # the same for every recipe
-        for _ in range(min(trials, SAME)):
-            values = worker.space.values.items()
-            study.enqueue_trial({name: generator.randrange(len(choices)) for name, choices in values})
-    for trial in study.get_trials(states=(TrialState.RUNNING,)):
+    study, space = worker.study(which), worker.space
+    _require_same_search(study, worker)
+    interrupted = study.get_trials(states=(TrialState.RUNNING,))
+    for trial in interrupted:
         study.tell(trial.number, state=TrialState.FAIL)
-        if set(trial.params) == set(worker.space.values):
-            study.enqueue_trial(trial.params)
-    return max(0, trials - len(study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))))
+    done = study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
+    size = space.size // len(space.plans)
+    laid_out = random.Random(worker.seed).sample(range(size), min(SAME, size))[:trials]  # the same for every recipe
+    first = [dict(zip(space.values, space.choices(number)[1], strict=True)) for number in laid_out]
+    proposed = [trial.params for trial in interrupted if set(trial.params) == set(space.values)]
+    waiting = [trial.system_attrs["fixed_params"] for trial in study.get_trials(states=(TrialState.WAITING,))]
+    known = waiting + [trial.params for trial in done]
+    for settings in first + [one for one in proposed if one not in first]:
+        if settings not in known:
+            study.enqueue_trial(settings)
+    return max(0, trials - len(done))
+
+
+def _require_same_search(study: optuna.Study, worker: _Worker) -> None:
+    """Refuse to go on with other settings; the first time, note them."""
+    described = json.loads(json.dumps({**worker.space.describe(), "seed": worker.seed}))
+    before = study.user_attrs.get("configuration")
+    if before is None:
+        study.set_user_attr("configuration", described)
+    elif found := first_difference(before, described):
+        name, then, now = found
+        raise InvalidArgument(
+            "resume",
+            str(worker.journal.parent),
+            f"the search was started with {name} = {then!r}, and now it is {now!r}",
+            "Use the settings that it was started with, or start anew in another folder",
+        )
 
 
 def _train_all(worker: _Worker, jobs: Sequence[int], processes: int) -> Iterator[tuple[int, int]]:
@@ -231,13 +243,14 @@ def _seed(*parts: int) -> int:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """optuna writes a line to standard error for every trial; what is shown is `show`'s business."""
-    logger = logging.getLogger("optuna")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    import optuna
+
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        optuna.logging.set_verbosity(level)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from apportion import validate
+from apportion.accounting.rules import FixedPlan
 from apportion.errors import InvalidArgument
 from apportion.planning import Plan, plan_steps, require_plan
 from apportion.sampling import Sampling
@@ -130,7 +131,7 @@ class Space:
             self._planned[key] = (
                 replace(base, recipe=recipe)
                 if same_noise and recipe.noise == base.recipe.noise
-                else plan_steps(recipe, base.budget, declared, base.spare)
+                else _require_fixed(plan_steps(recipe, base.budget, declared, base.spare))
             )
         return self._planned[key]
 
@@ -153,8 +154,22 @@ def _vary(base: Sampling, chosen: Mapping[str, Any]) -> Sampling:
     return Sampling.declare(population=base.population, **rate, **length)
 
 
+def _require_fixed(plan: Plan) -> Plan:
+    """Refuse a plan whose multipliers follow released values: the price of a selection is known for plans fixed in advance."""
+    if type(plan.rule()) is not FixedPlan:
+        raise InvalidArgument(
+            "plan",
+            plan.recipe.name,
+            "its multipliers follow released values, and a search compares plans that are fixed in advance",
+            "Tune a recipe with a noise schedule",
+        )
+    return plan
+
+
 def _require_plans(plans: Any) -> tuple[Plan, ...]:
-    listed = tuple(require_plan(plan) for plan in (plans if isinstance(plans, (list, tuple)) else [plans]))
+    listed = tuple(
+        _require_fixed(require_plan(one)) for one in (plans if isinstance(plans, (list, tuple)) else [plans])
+    )
     if not listed:
         raise InvalidArgument("plan", (), "there is nothing to try", "Pass a plan, or a list with one for each recipe")
     names = [plan.recipe.name for plan in listed]

@@ -26,7 +26,7 @@ from apportion.training.storage import Storage
 from apportion.tuning.space import Candidate
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)  # a printed task would be printed records
 class Task:
     """What all trials of a search have in common.
 

@@ -47,8 +47,8 @@ def tune(
 ) -> Tuned:
     """Find good settings, and pay for it: nothing on public data, the price of the whole search on private data.
 
-    **Public data**, `data=Public(...)` and `trials=12`: free, with optuna (the extra `tune`). Every recipe gets the same number of trials in
-    the same space; hopeless ones are pruned; all are shown. Each executes the plan's steps and noise, so that the settings carry over:
+    **Public data**, `data=Public(...)` and `trials=12`: free, with optuna (the extra `tune`). Every recipe gets the same number of trials
+    in the same space; hopeless ones are pruned; all are shown. Each executes the plan's steps and noise, so that the settings carry over:
     train on the private data with `tuned.plan` and `tuned.settings`.
 
     **Private data**, `expected_trials=10` and a ledger: the number of trials is drawn at random (Papernot & Steinke 2021), the whole
