@@ -9,8 +9,8 @@ from apportion.errors import MissingExtra
 EXTRAS = {
     "cli": ("typer", "rich", "pydantic"),
     "report": ("plotly", "jinja2"),
-    "tune": ("optuna",),
     "data": ("sklearn", "PIL", "platformdirs", "rich"),
+    "tune": ("optuna",),
 }
 """The modules that come with each extra of the package."""
 

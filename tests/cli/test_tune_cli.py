@@ -42,7 +42,7 @@ def test_every_recipe_has_the_same_trials_on_public_data(apportion, tmp_path):
     assert "free: public data" in found["price"]
     settings = {name: [] for name in ("abadi", "lin-decay")}
     for trial in found["trials"]:
-        settings[trial["settings"].pop("recipe")].append(trial["settings"])
+        settings[trial["settings"]["recipe"]].append(trial["settings"]["lr"])
     assert settings["abadi"] == settings["lin-decay"]
     assert len(settings["abadi"]) == 2
     assert "trial 4 of 4" in err

@@ -25,6 +25,10 @@ SPACE = {"lr": [0.25, 0.5, 1.0, 2.0]}
 SCORES = [0.3, 0.9, 0.1, 0.7, 0.2]
 
 
+class Crash(BaseException):
+    """Ends a search at a place of our choice."""
+
+
 @pytest.fixture
 def five(monkeypatch):
     """Five trials, with made-up scores; counts the draws of K and the trials."""
@@ -42,7 +46,7 @@ def five(monkeypatch):
             return rank(task, session)
         trial = seen["trials"]
         if seen["fail_at"] == trial:
-            raise KeyboardInterrupt
+            raise Crash
         seen["trials"] += 1
         seen["weights"].append([parameter.detach().clone() for parameter in session.model.parameters()])
         return SCORES[trial % len(SCORES)]
@@ -169,7 +173,7 @@ def test_nothing_about_trials_is_shown(search, five, capfd):
 def test_a_search_that_was_interrupted_goes_on_with_the_number_it_drew(search, five, ledger, tmp_path, fail_at):
     folder = tmp_path / "search"
     five["fail_at"] = fail_at
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Crash):
         search()
     before = json.loads((folder / "secret/search").read_text())
     assert len(before["order"]) == 5
@@ -187,11 +191,11 @@ def test_a_search_that_was_interrupted_goes_on_with_the_number_it_drew(search, f
 
 def test_a_crash_after_the_charge_draws_the_number_then(search, five, ledger, tmp_path, monkeypatch):
     def crash(plan):
-        raise KeyboardInterrupt
+        raise Crash
 
     with monkeypatch.context() as broken:
         broken.setattr(private_search, "_draw", crash)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Crash):
             search()
     assert len(admitted(ledger)) == 1
     search(storage=ap.Storage(tmp_path / "search", ledger=ledger, resume=True))
@@ -201,8 +205,8 @@ def test_a_crash_after_the_charge_draws_the_number_then(search, five, ledger, tm
 
 def test_a_crash_before_the_charge_is_charged_when_it_goes_on(search, five, ledger, tmp_path, monkeypatch):
     with monkeypatch.context() as broken:
-        broken.setattr(private_search, "_charge", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
+        broken.setattr(private_search, "_charge", lambda *_: (_ for _ in ()).throw(Crash))
+        with pytest.raises(Crash):
             search()
     assert admitted(ledger) == []
     assert five["draws"] == 0  # nobody learns a number that was not paid for
@@ -224,7 +228,7 @@ def test_a_finished_search_is_read_and_not_repeated(search, five, ledger, tmp_pa
 
 def test_a_second_process_is_refused(search, five, ledger, tmp_path):
     five["fail_at"] = 2
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Crash):
         search()
     with private_search._alone(tmp_path / "search"), pytest.raises(TakenOver, match="another process"):
         search(storage=ap.Storage(tmp_path / "search", ledger=ledger, resume=True))
@@ -235,7 +239,7 @@ def test_a_second_process_is_refused(search, five, ledger, tmp_path):
 )
 def test_a_search_goes_on_with_its_own_settings_only(search, five, ledger, tmp_path, changed):
     five["fail_at"] = 2
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Crash):
         search()
     with pytest.raises(InvalidArgument, match="the search was started with"):
         search(storage=ap.Storage(tmp_path / "search", ledger=ledger, resume=True), **changed)
@@ -243,7 +247,7 @@ def test_a_search_goes_on_with_its_own_settings_only(search, five, ledger, tmp_p
 
 def test_a_search_goes_on_with_its_own_ledger_only(search, five, ledger, tmp_path):
     five["fail_at"] = 2
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Crash):
         search()
     other = tmp_path / "other.sqlite"
     Ledger.create(other, name="patients", rule=GaussianRuns(ap.Budget(epsilon=9, delta=1e-4, unit=ap.Record()))).close()
