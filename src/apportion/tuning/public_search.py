@@ -15,6 +15,7 @@ import json
 import pickle
 import random
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -67,14 +68,16 @@ class _Worker:
         from optuna.storages.journal import JournalFileBackend
 
         seed = _seed(self.seed, which, job)
-        return optuna.create_study(
-            study_name=self.space.plans[which].recipe.name,
-            storage=JournalStorage(JournalFileBackend(str(self.journal))),
-            sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=SAME, constant_liar=True),
-            pruner=optuna.pruners.MedianPruner(n_warmup_steps=LEVELS // 4),
-            direction="maximize",
-            load_if_exists=True,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # in old versions
+            return optuna.create_study(
+                study_name=self.space.plans[which].recipe.name,
+                storage=JournalStorage(JournalFileBackend(str(self.journal))),
+                sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=SAME, constant_liar=True),
+                pruner=optuna.pruners.MedianPruner(n_warmup_steps=LEVELS // 4),
+                direction="maximize",
+                load_if_exists=True,
+            )
 
     def train(self, which: int, job: int) -> tuple[int, int]:
         """One trial of a recipe; which one it was."""
