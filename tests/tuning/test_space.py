@@ -99,3 +99,10 @@ def test_plans_must_be_comparable(plans, plan, budget):
 def test_a_space_is_described_without_addresses(plan):
     described = Space(plan, {"optimizer": [torch.optim.SGD, "adam"], "update.average": [None, 0.5]}, lr=0.5).describe()
     assert described["space"] == {"optimizer": ["torch.optim.sgd:SGD", "adam"], "update.average": [None, 0.5]}
+
+
+@pytest.mark.parametrize("recipe", ["yu-validation", "fay-adaptive"])
+def test_multipliers_that_follow_released_values_are_not_searched(budget, recipe):
+    plan = ap.plan(recipe, budget=budget, population=1000, sample_rate=1.0, steps=20)
+    with pytest.raises(InvalidArgument, match="fixed in advance"):
+        Space(plan, {"lr": [0.1]})
