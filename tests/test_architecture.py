@@ -34,7 +34,8 @@ MAY_IMPORT = {
     "reporting": CORE,
     "compare": CORE | {"data", "reporting", ""},
     "search": CORE | {"data", "compare", ""},
-    "cli": CORE | {"audit", "data", "reporting", "compare", "search", ""},
+    "tuning": CORE | {"compare"},
+    "cli": CORE | {"audit", "data", "reporting", "compare", "search", "tuning", ""},
     "__main__": {"cli"},
 }
 WITHOUT_TORCH = FOUNDATION | {"accounting", "strategies", "sampling", "planning"}

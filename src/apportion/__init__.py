@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from apportion.training.run import Run
     from apportion.training.storage import Storage
     from apportion.training.train import train
+    from apportion.tuning.tune import tune
+    from apportion.tuning.tuned import Tuned
 
 __version__ = "0.1.0"
 
@@ -105,6 +107,7 @@ __all__ = [
     "SteeringUpdate",
     "Storage",
     "TemperedSigmoid",
+    "Tuned",
     "UnclippedCount",
     "UnsupportedModel",
     "Update",
@@ -124,6 +127,7 @@ __all__ = [
     "report",
     "temper",
     "train",
+    "tune",
     "update",
 ]
 
@@ -171,5 +175,7 @@ __getattr__, __dir__ = lazy_names(
         "training.run": ("Run",),
         "training.storage": ("Storage",),
         "training.train": ("train",),
+        "tuning.tune": ("tune",),
+        "tuning.tuned": ("Tuned",),
     },
 )

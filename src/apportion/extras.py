@@ -10,6 +10,7 @@ EXTRAS = {
     "cli": ("typer", "rich", "pydantic"),
     "report": ("plotly", "jinja2"),
     "data": ("sklearn", "PIL", "platformdirs", "rich"),
+    "tune": ("optuna",),
 }
 """The modules that come with each extra of the package."""
 

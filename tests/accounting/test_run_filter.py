@@ -6,7 +6,8 @@ import pytest
 from apportion import Budget, Record
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.gaussian import gaussian_delta
-from apportion.accounting.run_filter import Cost, GaussianRuns, SumOfRuns, gaussian_cost
+from apportion.accounting.run_filter import Cost, GaussianRuns, SumOfRuns, gaussian_cost, search_cost
+from apportion.accounting.selection import NumberOfTrials, Selection
 from apportion.request import Event
 
 RATE, DELTA = 256 / 60000, 1e-5
@@ -121,3 +122,47 @@ def test_what_is_left_is_said_in_words():
     gaussian, plain = GaussianRuns(limit(3.0)), SumOfRuns(limit(3.0))
     assert gaussian.room(gaussian.capacity()).startswith("about one more run of ε = 3 at δ = 1e-05")
     assert plain.room(plain.capacity().minus(Cost(1.0, 4e-6))) == "runs whose ε add up to 2 and whose δ add up to 6e-06"
+
+
+SEARCH = Selection([{Event(RATE, 2.0): 5000}], NumberOfTrials(10))
+
+
+def published(search, failure, points):
+    """δ(e) if all K trials were published, K summed out one by one."""
+    mu = math.sqrt(gaussian_cost(search.candidates[0], failure).main)
+    numbers = range(1, 2000)
+    total = np.zeros(len(points))
+    for number, probability in zip(numbers, search.trials.probabilities(), strict=False):
+        clear = 1 - (1 - failure) ** number
+        deltas = np.array([gaussian_delta(math.sqrt(number) * mu, float(point)) for point in points])
+        total += probability * ((1 - clear) * deltas + clear)
+    return total
+
+
+def test_the_summary_of_a_search_bounds_the_smaller_of_its_two_curves():
+    failure = FAILURE / 20
+    cost = search_cost(SEARCH, failure)
+    points = np.linspace(0.0, 3.0, 40)
+    curve = np.minimum(SEARCH.deltas(points), published(SEARCH, failure, points))
+    assert all(bound(cost, point) >= delta for point, delta in zip(points, curve, strict=True))
+    smaller = Cost((0.97**2) * cost.main, cost.failure)
+    fine = np.linspace(0.0, 3.0, 400)
+    curve = np.minimum(SEARCH.deltas(fine), published(SEARCH, failure, fine))
+    assert any(bound(smaller, point) < delta for point, delta in zip(fine, curve, strict=True))
+
+
+def test_a_search_costs_more_than_one_trial_and_less_than_its_largest_number_of_them():
+    failure = FAILURE / 20
+    one = gaussian_cost(SEARCH.candidates[0], failure).main
+    assert 2 * one < search_cost(SEARCH, failure).main < 100 * one
+
+
+def test_a_search_with_less_noise_does_not_fit_into_what_a_search_costs():
+    louder = Selection([{Event(RATE, 0.95 * 2.0): 5000}], NumberOfTrials(10))
+    for rule in (GaussianRuns(limit(5.0)), SumOfRuns(limit(5.0))):
+        assert not rule.cost(louder, DELTA / 2, rule.capacity()).fits(rule.cost(SEARCH, DELTA / 2, rule.capacity()))
+
+
+def test_under_the_sum_rule_a_search_costs_its_own_price():
+    rule = SumOfRuns(limit(5.0))
+    assert rule.cost(SEARCH, 1e-6, rule.capacity()) == Cost(SEARCH.epsilon(1e-6), 1e-6)

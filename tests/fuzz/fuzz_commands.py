@@ -58,6 +58,11 @@ VALID = {
         *("--data", "digits", "--model", "linear", "--noise-multiplier", "2", "--batch-size", "64"),
         *("--method", "fast", "--epochs", "1", "--runs", "1", "--processes", "1", "--out", "new.json"),
     ),
+    "tune": (
+        *("--data", "digits", "--model", "linear", "--sample-rate", "0.01", "--steps", "2", "--vary", "lr=0.5,1"),
+        *(*BUDGET, "--recipe", "abadi", "--expected-trials", "3", "--distribution", "geometric"),
+        *("--ledger", "shared.sqlite", "--out", "new", "--dry-run"),
+    ),
     "recipes": ("du-dynamic", "--set", "noise.ratio=3", "--html", "new.html"),
     "account": ("schedule.csv", "--delta", "1e-5"),
     "report": ("results.json", "--out", "new.html"),

@@ -16,13 +16,15 @@ from apportion.accounting.calibration import calibrate
 from apportion.accounting.rules import ConcentratedFilter, GaussianFilter, Multiset, RenyiFilter, charge
 from apportion.accounting.run_filter import GaussianRuns, SumOfRuns
 from apportion.accounting.schedules import schedule_from_history
-from apportion.accounting.selection import selection_epsilon
+from apportion.accounting.selection import NumberOfTrials, selection_epsilon
 from apportion.errors import ApportionError
 from apportion.request import ClippedSum, Event, Request
 from apportion.sampling import Sampling
 from apportion.strategies import recipes
+from apportion.tuning.space import Space
 
 BUDGET = ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.Record())
+SMALL_PLAN = ap.plan("abadi", budget=BUDGET, population=100, batch_size=10, steps=3)
 EVENT = Event(0.01, 1.0)
 
 
@@ -83,6 +85,14 @@ CALLS = {
     "selection": (
         lambda **given: selection_epsilon({EVENT: 10}, **given),
         {"delta": 1e-5, "expected_runs": 5.0, "runs": "logarithmic", "score": "public"},
+    ),
+    "NumberOfTrials": (
+        lambda expected_trials, distribution: NumberOfTrials(expected_trials, distribution).quantile(2**127),
+        {"expected_trials": 5.0, "distribution": "logarithmic"},
+    ),
+    "Space": (
+        lambda plan, space: Space(plan, space).candidates,
+        {"plan": SMALL_PLAN, "space": {"lr": [0.5, 1.0], "clip.threshold": [1.0]}},
     ),
     "GaussianRuns": (lambda limit: GaussianRuns(limit).capacity(), {"limit": BUDGET}),
     "SumOfRuns": (lambda limit: SumOfRuns(limit).capacity(), {"limit": BUDGET}),

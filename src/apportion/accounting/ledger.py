@@ -27,6 +27,7 @@ from typing import Any
 
 from apportion.accounting.chain import Chain, Damage, Row, new_file
 from apportion.accounting.run_filter import RULES, Cost, RunRule
+from apportion.accounting.selection import Selection
 from apportion.budget import Budget, Record
 from apportion.errors import ApportionError, BudgetExhausted, InvalidArgument
 from apportion.request import Choice, Event
@@ -129,8 +130,8 @@ class Ledger:
             )
         return ledger
 
-    def price(self, plan: Mapping[Event, int], budget: Budget) -> Cost:
-        """What a run with this plan costs against the limit; `budget` is the run's own."""
+    def price(self, plan: Mapping[Event, int] | Selection, budget: Budget) -> Cost:
+        """What a run with this plan, or a whole search, costs against the limit; `budget` is the run's own."""
         if self.rule is None:
             return Cost()
         if budget.unit != self.rule.limit.unit:

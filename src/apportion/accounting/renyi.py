@@ -135,7 +135,7 @@ def _gaussian_curve(event: Event, orders: tuple[float, ...]) -> Array:
     from dp_accounting.rdp import RdpAccountant
 
     accountant = RdpAccountant(orders)
-    with _quiet():
+    with quiet_accounting():
         accountant.compose(PoissonSampledDpEvent(event.sample_rate, GaussianDpEvent(event.noise_multiplier)))
     allowance = 0.0 if event.sample_rate == 1 else _ROUNDING  # without sampling it is α/(2z²), a plain product
     curve: Array = np.maximum(accountant.rdp, 0.0) + allowance / (np.array(orders) - 1)
@@ -143,7 +143,7 @@ def _gaussian_curve(event: Event, orders: tuple[float, ...]) -> Array:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_accounting() -> Iterator[None]:
     """`dp_accounting` logs every order that it leaves out; an order that is infinite needs no further word."""
     logger = logging.getLogger("absl")
     disabled, logger.disabled = logger.disabled, True

@@ -22,7 +22,7 @@ Runs may be interleaved: a filter for f-DP stays valid for interactive mechanism
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -38,6 +38,7 @@ from apportion.accounting.accountant import (
     unsampled_mu,
 )
 from apportion.accounting.gaussian import gaussian_epsilon, gaussian_mu
+from apportion.accounting.selection import NumberOfTrials, Selection
 from apportion.budget import Budget, require_budget
 from apportion.errors import InvalidArgument
 from apportion.request import Event
@@ -48,6 +49,9 @@ FAILURE_PART = 1 / 20
 """Which part of what is left of D a run may use. So the first run has d = D/20, and D is never used up."""
 _POINTS = 2048
 _CURVES = 5
+_TRIALS_RATIO = 1.05
+_MOST_TERMS = 2_000_000
+_SUM_ROUNDING = 1e-12  # of probabilities that add up to 1
 _ROUNDING = 1e-12  # relative: ten runs at δ = 1e-6 fit into 1e-5, although their binary sum is a last bit larger
 
 
@@ -91,8 +95,8 @@ class RunRule(Protocol):
         """All that may be spent."""
         ...
 
-    def cost(self, plan: Mapping[Event, int], delta: float, left: Cost) -> Cost:
-        """Of a run with `plan`, whose own δ is `delta`, while `left` is left of the capacity."""
+    def cost(self, plan: Mapping[Event, int] | Selection, delta: float, left: Cost) -> Cost:
+        """Of a run with `plan`, or of a whole search, whose own δ is `delta`, while `left` is left of the capacity."""
         ...
 
     def epsilon(self, spent: Cost) -> float:
@@ -125,9 +129,10 @@ class GaussianRuns:
         largest = gaussian_mu(self.limit.epsilon, (self.limit.delta - failure) / (1 - failure))
         return Cost(largest**2, -math.log1p(-failure))
 
-    def cost(self, plan: Mapping[Event, int], delta: float, left: Cost) -> Cost:
+    def cost(self, plan: Mapping[Event, int] | Selection, delta: float, left: Cost) -> Cost:
         """(μ², −ln(1−d)). The run's own δ plays no part: its whole curve does."""
-        return gaussian_cost(plan, -math.expm1(-left.failure * FAILURE_PART))
+        failure = -math.expm1(-left.failure * FAILURE_PART)
+        return search_cost(plan, failure) if isinstance(plan, Selection) else gaussian_cost(plan, failure)
 
     def epsilon(self, spent: Cost) -> float:
         failure = -math.expm1(-spent.failure)
@@ -158,8 +163,10 @@ class SumOfRuns:
     def capacity(self) -> Cost:
         return Cost(self.limit.epsilon, self.limit.delta)
 
-    def cost(self, plan: Mapping[Event, int], delta: float, left: Cost) -> Cost:
+    def cost(self, plan: Mapping[Event, int] | Selection, delta: float, left: Cost) -> Cost:
         """(ε_i, δ_i) of the whole plan at the run's own δ, which must be a part of the limit's."""
+        if isinstance(plan, Selection):
+            return Cost(plan.epsilon(delta), delta)
         return Cost(PrivacyLossAccountant().epsilon(plan, delta), delta)
 
     def epsilon(self, spent: Cost) -> float:
@@ -189,24 +196,75 @@ def gaussian_cost(plan: Mapping[Event, int], failure: float) -> Cost:
         return Cost(mu**2)
     if total_variation(counts) <= failure:
         return Cost(0.0, -math.log1p(-failure))
-    if failure < SMALLEST_DELTA:
-        reason = "so little of delta is left for the tails of a run that it cannot be priced"
-        raise InvalidArgument("ledger", failure, reason, "Declare a limit with a larger delta in a new ledger")
+    _require_resolvable(failure)
     # A curve is sharp near the δ that it was made for and a loose upper bound elsewhere, so the smallest of several is taken.
     curves = [PrivacyLossAccountant().curve(counts, float(delta)) for delta in np.geomspace(failure, 0.2, _CURVES)]
     points = np.linspace(0.0, curves[0].epsilon(failure), _POINTS + 1)
     deltas = np.array([min(curve.delta(float(point)) for curve in curves) for point in points[:-1]])
+    return _dominating_cost(points[1:], deltas, failure)
+
+
+def search_cost(search: Selection, failure: float) -> Cost:
+    """The same for a search of which only the best trial is published, from the smaller of two bounds of its δ(e).
+
+    - that of the selection, `Selection.deltas`, which is sharp for large e;
+    - K does not depend on the data, and the winner is a function of all K trials: δ(e) ≤ Σ_k P(K = k)·δ of k trials that are all
+      published. A trial is dominated by F(μ₁, d), so k of them are by F(√k·μ₁, 1−(1−d)^k). This one is sharp for small e.
+
+    It is still about twice the search's own ε, because the best of many is far from Gaussian. The sum rule charges just that ε.
+    """
+    _require_resolvable(failure)
+    largest = search.epsilon(failure)
+    if not largest < math.inf:
+        return Cost(math.inf, -math.log1p(-failure))
+    points = np.linspace(0.0, largest, _POINTS + 1)
+    mu = math.sqrt(max(gaussian_cost(events, failure).main for events in search.candidates))
+    published, tail = np.zeros(_POINTS), 1.0
+    for number, probability in _rounded_up(search.trials, failure):
+        clear = -math.expm1(number * math.log1p(-failure))
+        published += probability * ((1 - clear) * _gaussian_deltas(points[:-1], math.sqrt(number) * mu) + clear)
+        tail -= probability
+    deltas = np.minimum(search.deltas(points[:-1]), published + max(tail, 0.0) + _SUM_ROUNDING)
+    return _dominating_cost(points[1:], deltas, failure)
+
+
+def _rounded_up(trials: NumberOfTrials, rest: float) -> Iterator[tuple[int, float]]:
+    """(k, P(K rounded up to k)) for all but `rest` of the probability, with few different k: more trials cost more."""
+    total = mass = 0.0
+    edge = 1
+    for number, probability in enumerate(trials.probabilities(), start=1):
+        total, mass = total + probability, mass + probability
+        if number == edge or total >= 1 - rest:
+            yield edge, mass
+            mass, edge = 0.0, max(number + 1, int(number * _TRIALS_RATIO))
+        if total >= 1 - rest or number > _MOST_TERMS:
+            return
+
+
+def _require_resolvable(failure: float) -> None:
+    if failure < SMALLEST_DELTA:
+        reason = "so little of delta is left for the tails of a run that it cannot be priced"
+        raise InvalidArgument("ledger", failure, reason, "Declare a limit with a larger delta in a new ledger")
+
+
+def _dominating_cost(next_points: NDArray[np.float64], deltas: NDArray[np.float64], failure: float) -> Cost:
+    """The smallest μ with deltas ≤ (1−d)·δ_μ(next points) + d, as (μ², −ln(1−d))."""
     wanted = (deltas - failure) / (1 - failure)
-    return Cost(_smallest_mu(points[1:][wanted > 0], wanted[wanted > 0]) ** 2, -math.log1p(-failure))
+    return Cost(_smallest_mu(next_points[wanted > 0], wanted[wanted > 0]) ** 2, -math.log1p(-failure))
+
+
+def _gaussian_deltas(points: NDArray[np.float64], mu: float) -> NDArray[np.float64]:
+    """Φ(−e/μ + μ/2) − e^e·Φ(−e/μ − μ/2), as in `gaussian_delta`, at many points."""
+    if mu == 0:
+        return np.zeros(len(points))
+    return np.asarray(ndtr(-points / mu + mu / 2) - np.exp(np.minimum(points + log_ndtr(-points / mu - mu / 2), 0.0)))
 
 
 def _smallest_mu(points: NDArray[np.float64], wanted: NDArray[np.float64]) -> float:
     """The smallest μ with δ_μ(points) ≥ wanted, rounded up; δ_μ grows with μ."""
 
     def enough(mu: float) -> bool:
-        # Φ(−e/μ + μ/2) − e^e·Φ(−e/μ − μ/2), as in `gaussian_delta`, at many points.
-        deltas = ndtr(-points / mu + mu / 2) - np.exp(np.minimum(points + log_ndtr(-points / mu - mu / 2), 0.0))
-        return bool(np.all(deltas >= wanted))
+        return bool(np.all(_gaussian_deltas(points, mu) >= wanted))
 
     if not len(points):
         return 0.0

@@ -134,8 +134,8 @@ def _verify(facts: dict[str, Any], events: Mapping[Event, int], delta: float) ->
 
     ours = _finite(PrivacyLossAccountant().epsilon(events, delta))
     independent = independent_price(events, delta)
-    claims = {"recomputed": ours}
-    if delta == facts["delta"]:
+    claims, search = {"recomputed": ours}, facts.get("search")
+    if delta == facts["delta"] and search is None:
         claims["stated"] = facts["epsilon_spent"]
     theirs = _between(independent.lowest, independent.highest)
     problems = [
@@ -146,17 +146,36 @@ def _verify(facts: dict[str, Any], events: Mapping[Event, int], delta: float) ->
         if not independent.agrees(claim)
         for side in ["below" if claim < independent.lowest else "above"]
     ]
-    if delta == facts["delta"] and facts["epsilon"] < independent.lowest * (1 - TOLERANCE):
-        problems.append(f"the guarantee ε = {facts['epsilon']:.4f} is less than the charges cost: {theirs}")
+    least = independent.lowest if search is None else _selection_price(events, delta, search)
+    if delta == facts["delta"] and facts["epsilon"] < least * (1 - TOLERANCE):
+        problems.append(
+            f"the guarantee ε = {facts['epsilon']:.4f} is less than the charges cost: {theirs}"
+            if search is None
+            else f"the guarantee ε = {facts['epsilon']:.4f} is less than the best of such trials costs: {least:.4f}"
+        )
     return _facts_of(events, delta) | {
         "private": facts["private"],
         "guarantee": facts["epsilon"],
+        "search": None if search is None else {**search, "least_epsilon": least},
         "stated": claims.get("stated"),
         "recomputed": ours,
         "dp_accounting": {"lowest": independent.lowest, "highest": independent.highest, "rounded": independent.rounded},
         "agrees": not problems,
         "problems": problems,
     }
+
+
+def _selection_price(events: Mapping[Event, int], delta: float, search: Any) -> float:
+    """What dp_accounting asks for the best of a random number of trials like this one. Other candidates may have cost more."""
+    from apportion.accounting.selection import selection_epsilon
+
+    try:
+        mean, shape = float(search["expected_trials"]), float(search["shape"])
+        return selection_epsilon(events, delta, expected_runs=mean, score="public", runs=shape)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidArgument(
+            "path", STATEMENT, f"its part about the search is damaged: {error}", "Restore it"
+        ) from error
 
 
 def _between(lowest: float, highest: float) -> str:
@@ -209,6 +228,13 @@ def _show_run(console: Console, content: dict[str, Any], steps: str) -> None:
         console.print(
             "dp_accounting is too slow for so many different multipliers. They were rounded to 40, up and down: the true "
             "price lies between the two."
+        )
+    if content["search"] is not None:
+        least = content["search"]["least_epsilon"]
+        print_lines(
+            console,
+            f"The best trial of a search: the guarantee is {content['guarantee']:.4f}, and dp_accounting asks for at least {least:.4f} "
+            "for a selection among trials like this one.",
         )
     if not content["private"]:
         console.print(Text("A seed made the noise predictable: this run is NOT private.", style="bold red"))

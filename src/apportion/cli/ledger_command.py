@@ -62,7 +62,8 @@ def show(path: File, as_json: Annotated[bool, option("Print JSON for programs.",
     console = screen()
     table = Table("run", "admitted (UTC)", "steps planned", "steps charged", "cost")
     for run in facts["runs"]:
-        table.add_row(*(str(run[key]) for key in ("run", "admitted", "planned", "charged", "cost")))
+        shown = run | ({"planned": "a search", "charged": "as a whole"} if run["search"] else {})
+        table.add_row(*(str(shown[key]) for key in ("run", "admitted", "planned", "charged", "cost")))
     console.print(table)
     lines = [
         "steps planned: all that the run may take, with spare ones for crashes. steps charged: those that were paid for so far."
@@ -121,12 +122,15 @@ def _opened(path: Path) -> closing[Ledger]:
 
 def _facts(ledger: Ledger) -> dict[str, Any]:
     """What is shown, as data."""
+    from apportion.accounting.selection import TrialOfSearch
+
     rule, damage = ledger.rule, ledger.verify()
     runs = [
         {
             "run": run.number,
             "admitted": run.admitted,
             "planned": len(run.plan),
+            "search": (run.terms or "").startswith(TrialOfSearch.name),
             "charged": sum(ledger.counts(run.number).values()),
             "cost": rule.describe(run.cost) if rule else "",
             "amounts": asdict(run.cost),

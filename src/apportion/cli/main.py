@@ -21,6 +21,7 @@ from apportion.cli.recipes_command import recipes
 from apportion.cli.report_command import report
 from apportion.cli.search_command import search
 from apportion.cli.train_command import train
+from apportion.cli.tune_command import tune
 from apportion.errors import ApportionError, InvalidArgument, MissingExtra
 from apportion.extras import EXTRAS
 
@@ -32,7 +33,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _command in (train, compare, plan, search, recipes, account, report, check):
+for _command in (train, compare, plan, search, tune, recipes, account, report, check):
     app.command()(_command)
 for _name, _group in {"data": data, "ledger": ledger, "audit": audit}.items():
     app.add_typer(_group.app, name=_name)

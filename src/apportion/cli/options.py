@@ -115,8 +115,13 @@ def parse_settings(settings: list[str] | None) -> dict[str, Any]:
         if not (equals and dot and role and parameter and text):
             reason = "it is not of the form ROLE.PARAMETER=VALUE"
             raise InvalidArgument("set", setting, reason, "Try --set clip.threshold=0.5")
-        try:
-            parsed[key] = json.loads(text)
-        except (ValueError, RecursionError):
-            parsed[key] = text
+        parsed[key] = parse_value(text)
     return parsed
+
+
+def parse_value(text: str) -> Any:
+    """A number, a truth value or a list as in JSON; anything else is a text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -56,7 +56,7 @@ class Checkpoints:
         path = self.folder / CHECKPOINT
         state = read_checkpoint(path)
         before = state.pop("configuration")
-        if found := _first_difference(before, self.configuration):
+        if found := first_difference(before, self.configuration):
             name, then, now = found
             raise InvalidArgument(
                 "resume",
@@ -67,14 +67,14 @@ class Checkpoints:
         return state
 
 
-def _first_difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, Any] | None:
+def first_difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, Any] | None:
     """Where two configurations first differ: the name of the setting, and its two values."""
     if before == now:
         return None
     if not isinstance(before, dict) or not isinstance(now, dict):
         return name, before, now
     below = (
-        _first_difference(before.get(key), now.get(key), f"{name}.{key}" if name else str(key))
+        first_difference(before.get(key), now.get(key), f"{name}.{key}" if name else str(key))
         for key in {**before, **now}
     )
     return next(found for found in below if found is not None)

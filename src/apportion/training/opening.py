@@ -54,7 +54,7 @@ def open_session(setup: Setup) -> Session:
     earlier = checkpoints.read() if checkpoints is not None and setup.storage.resume else None
     with _opened_books(setup, earlier) as books:
         known = {"identifier": earlier["account"]["identifier"], "position": earlier["step"]} if earlier else {}
-        account = Account(setup.plan.budget, setup.plan.rule(), books, **known)
+        account = Account(setup.plan.budget, setup.rule or setup.plan.rule(), books, **known)
 
         def build_curator(session: Session) -> Curator | ExactCurator:
             return _build_curator(setup, session, engine, execution)

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apportion.accounting.account import Account
+from apportion.accounting.rules import Rule
 from apportion.budget import Public
 from apportion.curator.curator import Charges, Curator, StreamSource
 from apportion.curator.gradients.engine import Engine, EngineChoice
@@ -52,6 +53,7 @@ class Setup:
         randomness: where random bits come from.
         storage: where the run is kept.
         own_loop: whether the loop is a person's own, as in `make_private`.
+        rule: under which it spends, instead of the plan's own: that of a search of which it is a trial.
         engine: instead of the chosen one, for audits.
         build_curator: makes the curator, for audits that look over its shoulder.
     """
@@ -67,6 +69,7 @@ class Setup:
     validation: Public | None = None
     storage: Storage = field(default_factory=Storage)
     own_loop: bool = False
+    rule: Rule | None = None
     engine: Engine | None = None
     build_curator: BuildCurator = Curator
 

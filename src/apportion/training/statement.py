@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from apportion.accounting.ledger import Ledger
+from apportion.accounting.selection import TrialOfSearch
 from apportion.curator.randomness import KEY_STREAM
 from apportion.strategies.descriptions import describe
 from apportion.strategies.roles import SteeringUpdate
@@ -22,6 +23,7 @@ OTHER_RUNS = "other runs on the same data: each spends a budget of its own, and 
 OTHER_LEDGERS = (
     "runs on the same data that were not charged to its ledger, and a ledger that was replaced by an older copy"
 )
+OTHER_TRIALS = "the other trials of the search: how many there were, their settings, weights and scores"
 NOT_COVERED = (
     "whatever was learned about the data before this run: hyper-parameters tuned on it, features chosen by looking at it",
     OTHER_RUNS,
@@ -44,8 +46,12 @@ OWN_LOOP = (
 def statement(session: Session) -> dict[str, Any]:
     """The statement as data (privacy.json)."""
     plan, budget, update = session.plan, session.plan.budget, session.plan.recipe.update
+    rule = session.account.rule
     session.account.reload()
     draws = update.draws if isinstance(update, SteeringUpdate) else 1
+    search, shared = None, data_set(session.account.ledger, session.account.run)
+    if isinstance(rule, TrialOfSearch):
+        search, shared = rule.search, None if rule.data_set is None else dict(rule.data_set)
     return {
         "private": session.randomness.private,
         "why_not_private": None
@@ -57,9 +63,10 @@ def statement(session: Session) -> dict[str, Any]:
         "delta": budget.delta,
         "unit": budget.unit.name,
         "neighbours": budget.unit.neighbours,
-        "accountant": plan.accountant,
-        "rule": session.account.rule.name,
-        "validity": session.account.rule.validity,
+        "accountant": plan.accountant if search is None else search.accountant,
+        "rule": rule.name,
+        "validity": rule.validity,
+        "search": None if search is None else search.describe(),
         "sampling": "Poisson: in every step each record joins with probability sample_rate, independently of all others",
         "sample_rate": plan.sampling.sample_rate,
         "population": plan.sampling.population,
@@ -73,15 +80,14 @@ def statement(session: Session) -> dict[str, Any]:
         "ledger": "durable before each release"
         if session.account.ledger.path
         else "in memory only: a crash would forget it",
-        "data_set": data_set(session.account.ledger, session.account.run),
+        "data_set": shared,
         "assumptions": list(OWN_LOOP) if session.own_loop else [],
         "randomness": f"{KEY_STREAM}, 256-bit key from "
         + ("the operating system" if session.randomness.private else "a fixed seed")
         + (", kept in secret/ until the run ends (recovery exact)" if session.repeatable else ""),
         "covered": list(COVERED),
-        "not_covered": [
-            OTHER_LEDGERS if item is OTHER_RUNS and session.account.ledger.rule else item for item in NOT_COVERED
-        ],
+        "not_covered": [OTHER_LEDGERS if item is OTHER_RUNS and shared else item for item in NOT_COVERED]
+        + ([] if search is None else [OTHER_TRIALS]),
         "versions": package_versions(),
     }
 
