@@ -147,7 +147,7 @@ class Session:
     @property
     def repeatable(self) -> bool:
         """Whether a key can still repeat the draws of this run."""
-        return self.storage.recovery == "exact" and self.account.left > 0
+        return self.storage.recovery == "exact" and self.left > 0
 
     @property
     def step(self) -> int:
@@ -160,8 +160,16 @@ class Session:
 
     def affords(self, request: Request) -> bool:
         """Whether the run goes on with `request`. Under a rule that lets prices follow released values, its end is that one does not fit;
-        otherwise a request that the plan does not cover is a mistake, which the account refuses."""
-        return not self.account.rule.adaptive or self.account.covers(request.event())
+        otherwise a request that the plan does not cover is a mistake, which the account refuses. A draw that can be repeated is paid."""
+        account = self.account
+        return not account.rule.adaptive or account.next_step in account.repeatable or account.covers(request.event())
+
+    @property
+    def left(self) -> int:
+        """How many steps can still be taken, at most; 0 if the next one does not fit."""
+        left = self.account.left
+        ended = left and self.account.rule.adaptive and not self.affords(self.next_request())
+        return 0 if ended else left
 
     def apply(self, released: Released) -> Entry:
         """Move the weights by what was released, let the strategies learn from it, write it down."""
@@ -265,7 +273,7 @@ class Session:
 
     def close(self) -> None:
         """What is left to do when a run has ended: a key that could repeat its draws is deleted."""
-        if isinstance(self.curator, ExactCurator) and not self.account.left:
+        if isinstance(self.curator, ExactCurator) and not self.left:
             self.curator.close()
 
 
