@@ -99,9 +99,8 @@ class Session:
         self.entries: list[Entry] = []
         self._applying = False
         self.optimizer.register_step_pre_hook(self._only_released_gradients)
-        self._strategies = self._begin()
         self._rehearse()
-        self._strategies = self._begin()  # anew: a state may have been changed by what was rehearsed
+        self._strategies = self._begin()
         self.curator = build_curator(self)
 
     def _begin(self) -> RecipeState:
@@ -110,17 +109,12 @@ class Session:
     def _rehearse(self) -> None:
         """Let the strategies meet requests and answers of zeros, so that they raise before anything is charged."""
         parameters = trained_parameters(self.model)
+        strategies = self._begin()
         for step in range(1, min(REHEARSED, self.plan.steps) + 1):
-            self._answer_with_zeros(self._strategies.request(step), parameters)
+            _answer_with_zeros(strategies, step, parameters)
         if not isinstance(self.plan.noise, FeedbackNoise):
             noisiest = self.plan.multipliers.index(max(self.plan.multipliers)) + 1
-            self._answer_with_zeros(self._begin().request(noisiest), parameters)
-
-    def _answer_with_zeros(self, request: Request, parameters: Mapping[str, Tensor]) -> None:
-        zeros = {name: torch.zeros_like(value) for name, value in parameters.items()} if request.noised else {}
-        released = Released(request, zeros, (0.0,) * len(request.statistics), (0,) * len(request.selections))
-        self._strategies.receive(released, parameters)
-        self._strategies.settle(released, parameters)
+            _answer_with_zeros(self._begin(), noisiest, parameters)
 
     @property
     def model(self) -> nn.Module:
@@ -275,6 +269,14 @@ class Session:
         """What is left to do when a run has ended: a key that could repeat its draws is deleted."""
         if isinstance(self.curator, ExactCurator) and not self.left:
             self.curator.close()
+
+
+def _answer_with_zeros(strategies: RecipeState, step: int, parameters: Mapping[str, Tensor]) -> None:
+    request = strategies.request(step)
+    zeros = {name: torch.zeros_like(value) for name, value in parameters.items()} if request.noised else {}
+    released = Released(request, zeros, (0.0,) * len(request.statistics), (0,) * len(request.selections))
+    strategies.receive(released, parameters)
+    strategies.settle(released, parameters)
 
 
 def _selected_step(released: Released) -> float | None:
