@@ -369,6 +369,7 @@ def plan_steps(
         return Plan(recipe, budget, sampling, tuple(scale * relative for relative in shape), spare)
     events = [Event(rate, noise.multiplier * relative) for relative in spares + shape]
     affordable = longest_affordable(accountant, events, epsilon=budget.epsilon, delta=budget.delta) - spare
+    affordable -= affordable % _draws(recipe)
     if affordable <= 0 or (isinstance(noise, MultisetNoise) and affordable < len(shape)):
         raise InvalidArgument(
             "noise.multiplier",
@@ -478,15 +479,25 @@ def _shape(recipe: Recipe, sampling: Sampling) -> list[float]:
 
     An update that takes several draws for a step gets as many as whole steps need.
     """
-    noise = _require_noise(recipe)
-    draws = recipe.update.draws if isinstance(recipe.update, SteeringUpdate) else 1
-    steps, rate, size = sampling.steps // draws * draws or draws, sampling.sample_rate, sampling.expected_batch_size
+    noise, draws = _require_noise(recipe), _draws(recipe)
+    steps, rate, size = sampling.steps // draws * draws, sampling.sample_rate, sampling.expected_batch_size
+    if not steps:
+        raise InvalidArgument(
+            "steps",
+            sampling.steps,
+            f"{type(recipe.update).__name__} takes {draws} draws for one step of its own",
+            f"Use a multiple of {draws}",
+        )
     if isinstance(noise, MultisetNoise):
         return [validate.positive("noise.levels", level, *_RELATIVE) for level in noise.levels(steps)]
     if isinstance(noise, FeedbackNoise):
         return [1.0] * steps
     contexts = (Context(step, steps, rate, size) for step in range(1, steps + 1))
     return [validate.positive("noise.relative", noise.relative(context), *_RELATIVE) for context in contexts]
+
+
+def _draws(recipe: Recipe) -> int:
+    return recipe.update.draws if isinstance(recipe.update, SteeringUpdate) else 1
 
 
 def _read(text: str) -> dict[str, Any]:

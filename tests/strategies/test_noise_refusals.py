@@ -61,12 +61,12 @@ def test_out_of_range(build, argument, reason):
     assert caught.value.argument == argument
 
 
-KINDS = [getattr(noise, name) for name in noise.__all__ if name != "NoiseSchedule"]
+KINDS = [one for name in noise.__all__ if dataclasses.is_dataclass(one := getattr(noise, name))]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_no_hyper_parameter_takes_nonsense(kind):
-    for field in dataclasses.fields(kind):
+    for field in (one for one in dataclasses.fields(kind) if one.type != "bool"):
         for nonsense in (math.nan, -math.inf, "much", True, object(), [None]):
             with pytest.raises(InvalidArgument, match=field.name):
                 kind(**{field.name: nonsense})

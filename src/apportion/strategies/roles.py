@@ -141,7 +141,7 @@ class SteeringUpdate(Protocol):
 
     @property
     def draws(self) -> int:
-        """How many draws one of its steps takes: a plan has a multiple of it."""
+        """How many draws one of its steps takes. A schedule has a multiple of it; a filter or a multiset may end a run in between."""
         ...
 
     def init(self, parameters: Mapping[str, Tensor], learning_rate: float) -> Any:

@@ -135,9 +135,9 @@ class ExactCurator:
         self._curator = build(self)
         self._key = b""
 
-    def begin(self) -> None:
+    def begin(self, *, ended: bool) -> None:
         """Make or read the key and the book of draws, once the run is sure to begin; of a run that has ended they are gone."""
-        if self._account.left or (self._folder / KEY).exists():
+        if not ended or (self._folder / KEY).exists():
             self._key = _key_of(self._folder / KEY, new=self._account.run is None)
             self._book = DrawBook.open(self._folder / DRAWS)
             self._account.repeatable = self._book.steps()
@@ -149,7 +149,13 @@ class ExactCurator:
             self._current = draw = self._choose(request, step)
             if draw is not None:
                 released = self._curator.answer(request, loss_fn)
-                value = digest({"gradient": dict(released.gradient), "statistics": released.statistics})
+                value = digest(
+                    {
+                        "gradient": dict(released.gradient),
+                        "statistics": released.statistics,
+                        "selected": released.selected,
+                    }
+                )
                 known = self._book.value(draw.token)
                 if known is None:
                     self._book.note(draw.token, value=value)

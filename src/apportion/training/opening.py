@@ -65,7 +65,7 @@ def open_session(setup: Setup) -> Session:
         else:
             session.write_checkpoint()
     if isinstance(session.curator, ExactCurator):
-        session.curator.begin()
+        session.curator.begin(ended=not session.left)
     session.close()  # of a run that had ended, and died before it could tidy up
     setup.model.train()
     return session

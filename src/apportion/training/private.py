@@ -195,8 +195,8 @@ class Private:
 
     @property
     def steps_left(self) -> int:
-        """Logical steps that the plan still holds."""
-        return self._session.account.left
+        """Logical steps that the plan still holds; 0 when the next one would not fit into a filter."""
+        return self._session.left
 
     def batches(self, *, epochs: float | None = None, steps: int | None = None) -> Iterator[Batch]:
         """The micro-batches of the next logical steps, each drawn afresh: of all that are left, or of so many epochs or steps.
@@ -213,7 +213,7 @@ class Private:
             validate.whole("steps", steps, "it is a number of updates", "Leave it out to run the whole plan")
         if not self.steps_left:
             raise BudgetExhausted(
-                f"the plan's {self._session.plan.steps} steps are spent: one call of batches() runs all of them. In a loop over epochs "
+                f"{self.steps} steps are spent, all that the plan affords: one call of batches() runs all of them. In a loop over epochs "
                 "call batches(epochs=1); to train longer, plan more steps from the start."
             )
         return self._batches(self.steps_left if steps is None else min(steps, self.steps_left))
@@ -236,13 +236,13 @@ class Private:
     def _draws(self, steps: int) -> Iterator[Batch]:
         self._settings = _settings_of(self._session.optimizer)
         for _ in range(steps):
-            if not self.steps_left:  # a resumed run has lost steps that no spare token paid for
+            if (
+                not self.steps_left
+            ):  # a resumed run has lost steps that no spare token paid for, or a filter is exhausted
                 break
             curator = self._session.curator
             assert isinstance(curator, Curator)  # draws that are repeated bit for bit are offered to `train` alone
-            if not self._session.affords(request := self._session.next_request()):
-                break
-            draw = curator.open(request)
+            draw = curator.open(self._session.next_request())
             pieces = draw.micro_batches()
             piece = next(pieces, None)
             if piece is None:

@@ -102,9 +102,8 @@ class Session:
         self.entries: list[Entry] = []
         self._applying = False
         self.optimizer.register_step_pre_hook(self._only_released_gradients)
-        self._strategies = self._begin()
         self._rehearse()
-        self._strategies = self._begin()  # anew: a state may have been changed by what was rehearsed
+        self._strategies = self._begin()
         self.curator = build_curator(self)
 
     def _begin(self) -> RecipeState:
@@ -113,17 +112,12 @@ class Session:
     def _rehearse(self) -> None:
         """Let the strategies meet requests and answers of zeros, so that they raise before anything is charged."""
         parameters = trained_parameters(self.model)
+        strategies = self._begin()
         for step in range(1, min(REHEARSED, self.plan.steps) + 1):
-            self._answer_with_zeros(self._strategies.request(step), parameters)
+            _answer_with_zeros(strategies, step, parameters)
         if not isinstance(self.plan.noise, FeedbackNoise):
             noisiest = self.plan.multipliers.index(max(self.plan.multipliers)) + 1
-            self._answer_with_zeros(self._begin().request(noisiest), parameters)
-
-    def _answer_with_zeros(self, request: Request, parameters: Mapping[str, Tensor]) -> None:
-        zeros = {name: torch.zeros_like(value) for name, value in parameters.items()} if request.noised else {}
-        released = Released(request, zeros, (0.0,) * len(request.statistics), (0,) * len(request.selections))
-        self._strategies.receive(released, parameters)
-        self._strategies.settle(released, parameters)
+            _answer_with_zeros(self._begin(), noisiest, parameters)
 
     @property
     def model(self) -> nn.Module:
@@ -150,7 +144,7 @@ class Session:
     @property
     def repeatable(self) -> bool:
         """Whether a key can still repeat the draws of this run."""
-        return self.storage.recovery == "exact" and self.account.left > 0
+        return self.storage.recovery == "exact" and self.left > 0
 
     @property
     def step(self) -> int:
@@ -163,8 +157,16 @@ class Session:
 
     def affords(self, request: Request) -> bool:
         """Whether the run goes on with `request`. Under a rule that lets prices follow released values, its end is that one does not fit;
-        otherwise a request that the plan does not cover is a mistake, which the account refuses."""
-        return not self.account.rule.adaptive or self.account.covers(request.event())
+        otherwise a request that the plan does not cover is a mistake, which the account refuses. A draw that can be repeated is paid."""
+        account = self.account
+        return not account.rule.adaptive or account.next_step in account.repeatable or account.covers(request.event())
+
+    @property
+    def left(self) -> int:
+        """How many steps can still be taken, at most; 0 if the next one does not fit."""
+        left = self.account.left
+        ended = left and self.account.rule.adaptive and not self.affords(self.next_request())
+        return 0 if ended else left
 
     def apply(self, released: Released) -> Entry:
         """Move the weights by what was released, let the strategies learn from it, write it down."""
@@ -268,8 +270,16 @@ class Session:
 
     def close(self) -> None:
         """What is left to do when a run has ended: a key that could repeat its draws is deleted."""
-        if isinstance(self.curator, ExactCurator) and not self.account.left:
+        if isinstance(self.curator, ExactCurator) and not self.left:
             self.curator.close()
+
+
+def _answer_with_zeros(strategies: RecipeState, step: int, parameters: Mapping[str, Tensor]) -> None:
+    request = strategies.request(step)
+    zeros = {name: torch.zeros_like(value) for name, value in parameters.items()} if request.noised else {}
+    released = Released(request, zeros, (0.0,) * len(request.statistics), (0,) * len(request.selections))
+    strategies.receive(released, parameters)
+    strategies.settle(released, parameters)
 
 
 def _selected_step(released: Released) -> float | None:

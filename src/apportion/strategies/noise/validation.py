@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,12 +90,12 @@ class Validation(Checked):
         """One more step of the level."""
         current = self._current(state)
         spent = [count + (level == current) for level, count in enumerate(state["spent"])]
-        return {**state, "spent": spent, "inside": state["inside"] + 1}
+        return {**state, "level": current, "spent": spent, "inside": state["inside"] + 1}
 
     def is_due(self, state: Any, context: Context) -> bool:
-        """m times in a block, the last time at its end."""
+        """m times in a block, evenly spaced, the last time at its end; after every step of a shorter block."""
         inside, block = state["inside"], state["block"]
-        return bool(inside >= block or inside % max(1, math.ceil(block / self.window)) == 0)
+        return bool(inside * self.window // block > (inside - 1) * self.window // block)
 
     def validate(self, state: Any, accuracy: float) -> Any:
         """At the end of a block, go to the next level if S_e did not grow enough."""
@@ -106,7 +105,7 @@ class Validation(Checked):
         mean, blocks = sum(accuracies) / len(accuracies), state["blocks"] + 1
         progress = abs(mean - state["last"]) if self.absolute else mean - state["last"]
         falls = blocks > self.warmup and progress <= self.threshold
-        level = min(self._current(state) + falls, len(self.counts) - 1)
+        level = min(state["level"] + falls, len(self.counts) - 1)
         return {
             **state,
             "level": level,

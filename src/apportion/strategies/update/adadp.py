@@ -26,7 +26,7 @@ class AdaDP(Checked):
         err = √(Σ_j (|θ_full,j − θ_two,j| / max(1, |θ_full,j|))²)
 
     The difference estimates the local error against the gradient flow, and η is steered so that it stays near τ. A rejected step leaves
-    the weights bit for bit as they were.
+    the weights bit for bit as they were. A run that a filter ends between the two draws ends at θ_half.
 
     Args:
         tolerance: τ.

@@ -91,10 +91,11 @@ class DPAGD(Checked):
             "limit": learning_rate,
             "largest": learning_rate,
             "chosen": [],
+            "last": learning_rate,
         }
 
     def learning_rate(self, state: Any) -> float:
-        return float(state["chosen"][-1] if state["chosen"] else state["largest"])
+        return float(state["last"])
 
     def ask(self, state: Any, context: Context) -> Question:
         """A gradient with 1/√(its part of the budget) of the noise, or which step along it is best."""
@@ -131,7 +132,7 @@ class DPAGD(Checked):
     def _retry(self, state: Any) -> dict[str, Any]:
         """The budget grows; the next gradient is released for the difference, or anew after too many."""
         budget = (1 + self.growth) * state["budget"]
-        if state["tries"] + 1 >= self.retries:
+        if state["tries"] == self.retries:
             return {**state, **_FRESH, "budget": budget, "asked": budget}
         asked = budget - state["budget"]
         return {**state, "direction": None, "budget": budget, "asked": asked, "tries": state["tries"] + 1}
@@ -139,8 +140,9 @@ class DPAGD(Checked):
     def _after_step(self, state: Any, step_size: float) -> dict[str, Any]:
         chosen, largest = [*state["chosen"], step_size], state["largest"]
         if len(chosen) >= self.shrink_every:
-            largest, chosen = min(1.1 * max(chosen), state["limit"]), chosen[-1:]
-        return {**state, **_FRESH, "asked": state["budget"], "largest": largest, "chosen": chosen}
+            largest, chosen = min(1.1 * max(chosen), state["limit"]), []
+        found = {"asked": state["budget"], "largest": largest, "chosen": chosen, "last": step_size}
+        return {**state, **_FRESH, **found}
 
 
 _FRESH: Mapping[str, Any] = {"gradient": None, "precision": None, "direction": None, "tries": 0}

@@ -41,7 +41,7 @@ class NoisyBTLS(Checked):
         tries: how many η are tried in a search.
         growth: κ.
         memory: ψ of the moving average, θ̄ ← ψ·θ̄ + (1 − ψ)·angle.
-        far, near: φ_max ≥ 1 and φ_min < 1.
+        far, near: φ_max > 1 and φ_min < 1.
         lower: ζ.
         search: what a search costs, in units of what a gradient costs at the start: ρ_search = search·ρ.
         retries: second gradients in an update at most; then the weights stay.
@@ -75,8 +75,13 @@ class NoisyBTLS(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.near < self.far:
-            raise InvalidArgument("update.near", self.near, f"it is not below far={self.far:g}", "Swap them")
+        if not self.near < 1 < self.far:
+            raise InvalidArgument(
+                "update.near",
+                (self.near, self.far),
+                "near and far must enclose 1, the usual angle itself",
+                "Try near=0.95 and far=1.05",
+            )
 
     def step_sizes(self, largest: float) -> tuple[float, ...]:
         """η_max·β^i."""
