@@ -32,6 +32,8 @@ LARGEST_PRICE = 1e5
 """Beyond about this ε nothing is protected, and the price is given as infinite instead of being computed."""
 PRICED = (1e-2, 1e6)
 """Multipliers: below, a single step has an ε in the thousands and is refused; above, the price is that of the upper limit."""
+LARGEST_CHOICES = 500.0
+"""ε of all selections of one batch together, beyond which they protect nobody and are refused."""
 _PROFILE = (0.3, 1e-2, 1e-4, 1e-6, 1e-9, 1e-12)
 _ROOM = (1.05, 1.5, 3.0)  # how much wider the window is made, should the first one be too narrow
 
@@ -163,6 +165,9 @@ def usable(events: Mapping[Event, int]) -> dict[Event, int]:
         if event.noise_multiplier < PRICED[0]:
             reason = f"a step with less noise than {PRICED[0]:g} protects nobody, and is not priced"
             raise InvalidArgument("noise_multiplier", event.noise_multiplier, reason, "Use more noise")
+        if (total := math.fsum(choice.epsilon for choice in event.choices)) > LARGEST_CHOICES:
+            reason = f"selections of more than {LARGEST_CHOICES:g} protect nobody, and are not priced"
+            raise InvalidArgument("epsilon", total, reason, "Use a smaller epsilon for each selection")
         counts[Event(event.sample_rate, min(event.noise_multiplier, PRICED[1]), event.choices)] += number
     return counts
 
