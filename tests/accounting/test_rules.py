@@ -195,4 +195,4 @@ def test_a_noise_strategy_that_follows_releases_is_planned_under_a_filter(rate, 
 def test_a_batch_cannot_be_asked_twice():
     """A drawn batch has one multiplier, from its frozen request, and no call that asks it for more."""
     public = {name for name in vars(Draw) if not name.startswith("_")}
-    assert public == {"micro_batches", "add", "release", "secret_dropout"}
+    assert public == {"request", "micro_batches", "add", "release", "secret_dropout"}
