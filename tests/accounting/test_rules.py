@@ -171,23 +171,28 @@ def test_filters_without_sampling(rule):
 
 
 class Restless:
-    """Chooses z from what was released, and declares no rule."""
+    """Chooses z from what was released."""
 
     multiplier = None
 
-    def propose(self, state, context):
+    def init(self, context):
         return 1.0
 
-    def observe(self, state, released):
+    def choose(self, state, context):
         return state
 
+    def observe(self, state, released):
+        return 2 * state
 
-def test_a_noise_strategy_without_a_rule_is_refused_and_told_which_would_do():
-    with pytest.raises(InvalidArgument, match="multiset.*Rényi.*Gaussian.*zCDP"):
-        make_plan(budget(1.0), Sampling(1000, 0.1, 10), clip.Fixed(1.0), Restless())
+
+@pytest.mark.parametrize(("rate", "rule"), [(0.1, RenyiFilter), (1.0, GaussianFilter)])
+def test_a_noise_strategy_that_follows_releases_is_planned_under_a_filter(rate, rule):
+    plan = make_plan(budget(1.0), Sampling(1000, rate, 10), clip.Fixed(1.0), Restless())
+    assert type(plan.rule()) is rule
+    assert plan.rule().adaptive
 
 
 def test_a_batch_cannot_be_asked_twice():
     """A drawn batch has one multiplier, from its frozen request, and no call that asks it for more."""
     public = {name for name in vars(Draw) if not name.startswith("_")}
-    assert public == {"micro_batches", "add", "release", "secret_dropout"}
+    assert public == {"request", "micro_batches", "add", "release", "secret_dropout"}

@@ -23,7 +23,7 @@ from apportion.curator.randomness import Stream
 from apportion.request import ClippedSum, Event, Request
 from apportion.strategies.recipes import READY, named
 from apportion.training import private as private_module
-from runs import replay
+from runs import Gaussian, replay
 
 LOSS = nn.CrossEntropyLoss()
 PRIVATE_RECIPES = [name for name in READY if named(name).private]
@@ -276,10 +276,10 @@ def with_first_layer_unclipped(gradients, releases):
 def realised_batch_size(monkeypatch):
     add, release = Draw.add, Draw.release
 
-    def counting(self, gradients):
+    def counting(self, gradients, losses=()):
         records = as_gradients(gradients)
         self.count = getattr(self, "count", 0) + len(next(iter(records.squared_norms().values())))
-        add(self, records)
+        add(self, records, losses)
 
     def divided(self):
         released = release(self)
@@ -293,7 +293,7 @@ def realised_batch_size(monkeypatch):
 def skipped_empty_batch(original):
     def release(self):
         if all(not part.any() for part in self._sums.values()):
-            self._mechanism = lambda exact_sum, deviation, stream, divisor: exact_sum / divisor
+            self._mechanisms = Gaussian(lambda exact_sum, deviation, stream, divisor: exact_sum / divisor)
         return original(self)
 
     return release
@@ -309,10 +309,10 @@ def failing_empty_batch(original):
 
 
 def noise_on_every_micro_batch(original):
-    def add(self, gradients):
-        original(self, gradients)
+    def add(self, gradients, losses=()):
+        original(self, gradients, losses)
         for name in self._sums:
-            self._sums[name] = self._mechanism(self._sums[name], 1.0, self._streams.noise, 1.0)
+            self._sums[name] = self._mechanisms.add_gaussian_noise(self._sums[name], 1.0, self._streams.noise, 1.0)
 
     return add
 

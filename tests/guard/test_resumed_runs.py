@@ -13,6 +13,11 @@ from torch.nn.functional import cross_entropy
 
 import apportion as ap
 import runs
+from apportion.accounting.account import Account
+from apportion.accounting.ledger import Ledger
+from apportion.accounting.rules import FixedPlan
+from apportion.request import Line, LowestLoss, Released, Request
+from apportion.training.exact import ExactCurator
 from runs import Recovery
 
 STEPS = 6
@@ -194,3 +199,33 @@ def test_spare_tokens_are_part_of_the_price(fresh_model, records, tmp_path):
     delta = norm.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * norm.cdf(-epsilon / mu - mu / 2)
     assert delta == pytest.approx(1e-5, rel=1e-6)
     assert epsilon <= 3.0
+
+
+@pytest.mark.parametrize(("index", "charges"), [(1, 1), (2, 2)], ids=["the same index", "another index"])
+def test_a_chosen_index_is_part_of_the_answer_that_is_repeated(tmp_path, index, charges):
+    """After a crash the same question about changed records has another answer under the same noise: it is burnt, and a new draw paid."""
+    line = Line({"weight": torch.zeros(2)}, (0.0, 0.5, 1.0))
+    request = Request(0.5, math.inf, 20.0, (LowestLoss(line, 1.0, 0.1),))
+    budget, tokens = ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.Record()), [request.event()] * 2
+
+    class Answers:
+        """A curator whose records choose for it."""
+
+        def __init__(self, books, index):
+            self.books, self.index = books, index
+
+        def answer(self, request, loss_fn):
+            self.books.charge(request.event())
+            return Released(request, {}, (), (self.index,))
+
+    def answered(index, ledger):
+        account = Account(budget, FixedPlan(tokens, spare=1), ledger, identifier="mine")
+        curator = ExactCurator(lambda books: Answers(books, index), account, tmp_path, dict, lambda: request)
+        curator.begin()
+        curator.answer(request, None)
+        return account.spent
+
+    (tmp_path / "secret").mkdir()
+    ledger = Ledger.create(tmp_path / "secret/ledger.sqlite")
+    assert answered(1, ledger) == 1
+    assert answered(index, ledger) == charges

@@ -32,6 +32,8 @@ LARGEST_PRICE = 1e5
 """Beyond about this ε nothing is protected, and the price is given as infinite instead of being computed."""
 PRICED = (1e-2, 1e6)
 """Multipliers: below, a single step has an ε in the thousands and is refused; above, the price is that of the upper limit."""
+LARGEST_CHOICES = 500.0
+"""ε of all selections of one batch together, beyond which they protect nobody and are refused."""
 _PROFILE = (0.3, 1e-2, 1e-4, 1e-6, 1e-9, 1e-12)
 _ROOM = (1.05, 1.5, 3.0)  # how much wider the window is made, should the first one be too narrow
 
@@ -84,6 +86,7 @@ class PrivacyLossAccountant:
             return lambda epsilon: 0.0
         if mu := unsampled_mu(counts):
             return lambda epsilon: gaussian_delta(group * mu, epsilon)
+        _require_priced_group(counts, group)
         most = min(1.0, total_variation(counts, group))
         curves = [self.curve(counts, delta, group=group) for delta in _PROFILE]
         return lambda epsilon: min(most, *(curve.delta(epsilon) for curve in curves))
@@ -92,6 +95,7 @@ class PrivacyLossAccountant:
         """The curve δ(ε), sharp where it is near `delta`; elsewhere the allowance for rounding can make it loose (`profile`)."""
         _check(delta, group)
         counts = merge_unsampled(events)
+        _require_priced_group(counts, group)
         if _is_absurd(counts, group):
             raise InvalidArgument(
                 "events",
@@ -161,6 +165,9 @@ def usable(events: Mapping[Event, int]) -> dict[Event, int]:
         if event.noise_multiplier < PRICED[0]:
             reason = f"a step with less noise than {PRICED[0]:g} protects nobody, and is not priced"
             raise InvalidArgument("noise_multiplier", event.noise_multiplier, reason, "Use more noise")
+        if (total := math.fsum(choice.epsilon for choice in event.choices)) > LARGEST_CHOICES:
+            reason = f"selections of more than {LARGEST_CHOICES:g} protect nobody, and are not priced"
+            raise InvalidArgument("epsilon", total, reason, "Use a smaller epsilon for each selection")
         counts[Event(event.sample_rate, min(event.noise_multiplier, PRICED[1]), event.choices)] += number
     return counts
 
@@ -185,9 +192,7 @@ def unsampled_mu(counts: Mapping[Event, int]) -> float | None:
 def _epsilon(events: tuple[tuple[Event, int], ...], delta: float, group: int) -> float:
     """A run asks for the same prices again and again: while it is planned, admitted, reported, resumed, audited."""
     counts = merge_unsampled(dict(events))
-    if group > 1 and any(event.choices for event in counts):
-        reason = "groups are priced for sums with Gaussian noise, not for selections"
-        raise InvalidArgument("group", group, reason, "Use group=1")
+    _require_priced_group(counts, group)
     if group > 1:  # for groups interpolation is not proved, rounding down is always safe
         counts = bucket_multipliers(counts, most=min(EXACT, 256 // group))
     if not counts:
@@ -225,6 +230,13 @@ def _is_absurd(counts: Mapping[Event, int], group: int) -> bool:
         return min(n * q**2 * math.expm1(min(inverse, 700.0)), drawn * inverse)
 
     return group**2 * math.fsum(spread(event, n) for event, n in counts.items()) / 2 > LARGEST_PRICE
+
+
+def _require_priced_group(counts: Mapping[Event, int], group: int) -> None:
+    """ε₀ of a selection holds for one record; m of them move its candidates m times as far."""
+    if group > 1 and any(event.choices for event in counts):
+        reason = "groups are priced for sums with Gaussian noise, not for selections"
+        raise InvalidArgument("group", group, reason, "Use group=1")
 
 
 def _check(delta: float, group: int) -> None:

@@ -186,8 +186,9 @@ def _inverse(losses: Array, weights: Array, multiplier: float, offset: float, lo
     wanted = losses[reachable]
     if len(weights) == 2:
         # e = ln(1 − q + q·exp(x/z − 1/(2z²) + c)): solved for x. expm1 keeps the digits of small losses.
-        large = wanted > 500  # there e^e − 1 + q is e^e, which would overflow
-        inner = np.where(large, wanted, np.log(np.expm1(np.minimum(wanted, 500.0)) + weights[1]))
+        # e^e − 1 + q is e^e for large e, where it would overflow, and for q = 1, where small ones would lose their digits.
+        plain = (wanted > 500) | (weights[0] == 0)
+        inner = np.where(plain, wanted, np.log(np.expm1(np.where(plain, 0.0, wanted)) + weights[1]))
         edges[reachable] = multiplier * (inner - math.log(weights[1]) - offset) + 1 / (2 * multiplier)
         return edges
     # No closed form for groups: bracket each edge on a fine grid of x, then halve the bracket down to rounding.

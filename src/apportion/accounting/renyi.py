@@ -118,16 +118,26 @@ def _choice_curve(rate: float, choice: Choice, orders: tuple[float, ...]) -> Arr
     low, high = ends[:-1] - choice.epsilon, ends[1:]
     if not choice.bounded_range:
         low, high = np.array([-choice.epsilon]), np.array([choice.epsilon])
-    mass_high = -np.expm1(low) / (np.exp(high) - np.exp(low))  # so that the mean of x is 1
-    with np.errstate(divide="ignore"):
-        masses = np.log([mass_high, 1 - mass_high])
-    ratios = np.log1p(rate * np.expm1([high, low]))
+    span = np.log(-np.expm1(low - high))
+    masses = (
+        np.log(-np.expm1(low)) - high - span,
+        np.log(-np.expm1(-high)) - span,
+    )  # of the ends, so that the mean of x is 1
+    ratios = [_log_mixture(rate, end) for end in (high, low)]
     alpha = np.array(orders)[:, None]
     removed = np.logaddexp(*(mass + alpha * ratio for mass, ratio in zip(masses, ratios, strict=True)))
     added = np.logaddexp(*(mass + (1 - alpha) * ratio for mass, ratio in zip(masses, ratios, strict=True)))
     largest: Array = np.maximum(removed, added).max(axis=1)
     curve: Array = (np.maximum(largest, 0.0) + _ROUNDING) / (np.array(orders) - 1)
     return curve
+
+
+def _log_mixture(rate: float, log_x: Array) -> Array:
+    """ln(1 − q + q·x): with all digits where it is small, and finite where x is not."""
+    if rate == 1:
+        return log_x
+    small: Array = np.log1p(rate * np.expm1(np.minimum(log_x, 500.0)))
+    return np.where(log_x > 500, math.log(rate) + log_x, small)
 
 
 def _gaussian_curve(event: Event, orders: tuple[float, ...]) -> Array:

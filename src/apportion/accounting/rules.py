@@ -240,7 +240,7 @@ class Multiset:
                 f"{ {(token.sample_rate, token.noise_multiplier): n for token, n in self.left.items()} }"
             )
         # The cheapest one that will do, so that stronger tokens are kept.
-        cheapest = min(covering, key=lambda token: (token.sample_rate, -token.noise_multiplier))
+        cheapest = min(covering, key=lambda token: (token.sample_rate, -token.noise_multiplier, token.choices))
         return self._free[cheapest][-1]
 
     def require(self, token: int, step: int, event: Event) -> None:

@@ -80,12 +80,17 @@ class Draw:
         streams: DrawStreams,
         mechanisms: Mechanisms,
     ):
-        self.request, self._mechanisms = request, mechanisms
+        self._request, self._mechanisms = request, mechanisms
         self._batches, self._streams = batches, streams
         self._trained = trained_parameters(engine.model)
         self._sums: dict[str | Statistic, Tensor] = {}
         self._totals = [torch.zeros(len(one.line.step_sizes), dtype=torch.float64) for one in request.selections]
         self._released = False
+
+    @property
+    def request(self) -> Request:
+        """What is answered. It was priced before the coins were tossed, and no other can take its place."""
+        return self._request
 
     def micro_batches(self) -> Iterator[Batch]:
         """The batch in pieces. It can be walked through once; an empty draw has no piece."""

@@ -149,13 +149,8 @@ class ExactCurator:
             self._current = draw = self._choose(request, step)
             if draw is not None:
                 released = self._curator.answer(request, loss_fn)
-                value = digest(
-                    {
-                        "gradient": dict(released.gradient),
-                        "statistics": released.statistics,
-                        "selected": released.selected,
-                    }
-                )
+                answer = {"gradient": dict(released.gradient), "statistics": released.statistics}
+                value = digest({**answer, "selected": released.selected})
                 known = self._book.value(draw.token)
                 if known is None:
                     self._book.note(draw.token, value=value)
