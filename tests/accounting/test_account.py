@@ -1,6 +1,7 @@
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from apportion.accounting.account import Account
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.ledger import Ledger
 from apportion.accounting.rules import ConcentratedFilter, FixedPlan, GaussianFilter, Multiset, RenyiFilter
-from apportion.accounting.run_filter import GaussianRuns
+from apportion.accounting.run_filter import Cost, GaussianRuns, SumOfRuns
 from apportion.request import Event
 
 BUDGET = Budget(epsilon=3.0, delta=1e-5, unit=Record())
@@ -136,9 +137,20 @@ def test_every_rule_is_executed_by_the_account(tmp_path):
         assert spending.spent == 2 == len(list(spending.ledger.charges()))
 
 
-def test_a_filter_declares_nothing_that_a_limit_over_runs_could_price(tmp_path):
+def test_a_filter_promises_one_point_of_its_curve_which_the_gaussian_rule_cannot_add_up(tmp_path):
     limit = Ledger.create(tmp_path / "data.sqlite", name="patients", rule=GaussianRuns(BUDGET))
-    with pytest.raises(InvalidArgument, match="Rényi filter declares none"):
+    with pytest.raises(InvalidArgument, match=r"promises one point.*rule sum"):
+        Account(BUDGET, RenyiFilter(BUDGET, {14.0: 1.0}), limit)
+
+
+def test_a_filter_costs_its_whole_promise_under_the_sum_rule(tmp_path):
+    twice = replace(BUDGET, epsilon=2.5 * BUDGET.epsilon, delta=2.5 * BUDGET.delta)
+    limit = Ledger.create(tmp_path / "data.sqlite", name="patients", rule=SumOfRuns(twice))
+    for run in (1, 2):
+        account = Account(BUDGET, RenyiFilter(BUDGET, {14.0: 1.0}), limit)
+        account.charge(Event(0.01, 20.0))  # little: what counts is what it may spend
+        assert limit.spent() == Cost(run * BUDGET.epsilon, run * BUDGET.delta)
+    with pytest.raises(BudgetExhausted, match="does not cover this run"):
         Account(BUDGET, RenyiFilter(BUDGET, {14.0: 1.0}), limit)
 
 

@@ -62,14 +62,8 @@ class Account:
 
     def _require_room(self) -> None:
         """Refuse what costs more than the data set has left."""
-        if not self.rule.declared and self.ledger.rule is not None:
-            raise InvalidArgument(
-                "ledger",
-                str(self.ledger.path),
-                f"its limit admits runs whose events are declared in advance, and a {self.rule.name} declares none",
-                "Use a fixed plan or a multiset, or a ledger of its own for this run",
-            )
-        self._cost = self.ledger.price(count_events(self.rule.declared), self.budget)
+        declared = count_events(self.rule.declared) or self.budget  # of a filter (ε, δ) is all that is known in advance
+        self._cost = self.ledger.price(declared, self.budget)
         self.ledger.require_room(self._cost)
 
     @property

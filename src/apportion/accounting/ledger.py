@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from apportion.accounting.chain import Chain, Damage, Row, new_file
-from apportion.accounting.run_filter import RULES, Cost, RunRule
-from apportion.accounting.selection import Selection
+from apportion.accounting.run_filter import RULES, Cost, Planned, RunRule
 from apportion.budget import Budget, Record
 from apportion.errors import ApportionError, BudgetExhausted, InvalidArgument
 from apportion.request import Choice, Event
@@ -130,8 +129,12 @@ class Ledger:
             )
         return ledger
 
-    def price(self, plan: Mapping[Event, int] | Selection, budget: Budget) -> Cost:
-        """What a run with this plan, or a whole search, costs against the limit; `budget` is the run's own."""
+    def price(self, plan: Planned, budget: Budget) -> Cost:
+        """What a run with this plan, a whole search, or a run that promises a budget, costs against the limit.
+
+        Args:
+            budget: the run's own.
+        """
         if self.rule is None:
             return Cost()
         if budget.unit != self.rule.limit.unit:

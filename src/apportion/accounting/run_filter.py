@@ -55,6 +55,10 @@ _SUM_ROUNDING = 1e-12  # of probabilities that add up to 1
 _ROUNDING = 1e-12  # relative: ten runs at δ = 1e-6 fit into 1e-5, although their binary sum is a last bit larger
 
 
+Planned = Mapping[Event, int] | Selection | Budget
+"""What is known of a run before its first step: its events; the trials of a search; or, under a filter, the promise alone."""
+
+
 @dataclass(frozen=True)
 class Cost:
     """Two amounts that add up over runs and are limited separately.
@@ -95,8 +99,9 @@ class RunRule(Protocol):
         """All that may be spent."""
         ...
 
-    def cost(self, plan: Mapping[Event, int] | Selection, delta: float, left: Cost) -> Cost:
-        """Of a run with `plan`, or of a whole search, whose own δ is `delta`, while `left` is left of the capacity."""
+    def cost(self, plan: Planned, delta: float, left: Cost) -> Cost:
+        """Of a run with `plan`, of a whole search, or of a run that promises a budget, whose own δ is `delta`, while `left` is left of the
+        capacity."""
         ...
 
     def epsilon(self, spent: Cost) -> float:
@@ -129,8 +134,15 @@ class GaussianRuns:
         largest = gaussian_mu(self.limit.epsilon, (self.limit.delta - failure) / (1 - failure))
         return Cost(largest**2, -math.log1p(-failure))
 
-    def cost(self, plan: Mapping[Event, int] | Selection, delta: float, left: Cost) -> Cost:
+    def cost(self, plan: Planned, delta: float, left: Cost) -> Cost:
         """(μ², −ln(1−d)). The run's own δ plays no part: its whole curve does."""
+        if isinstance(plan, Budget):
+            reason = (
+                "the gaussian rule adds up whole curves δ(ε), and a run under a filter promises one point of its curve"
+            )
+            raise InvalidArgument(
+                "ledger", self.name, reason, "Use a ledger with the rule sum, or a ledger of its own for this run"
+            )
         failure = -math.expm1(-left.failure * FAILURE_PART)
         return search_cost(plan, failure) if isinstance(plan, Selection) else gaussian_cost(plan, failure)
 
@@ -163,8 +175,10 @@ class SumOfRuns:
     def capacity(self) -> Cost:
         return Cost(self.limit.epsilon, self.limit.delta)
 
-    def cost(self, plan: Mapping[Event, int] | Selection, delta: float, left: Cost) -> Cost:
+    def cost(self, plan: Planned, delta: float, left: Cost) -> Cost:
         """(ε_i, δ_i) of the whole plan at the run's own δ, which must be a part of the limit's."""
+        if isinstance(plan, Budget):
+            return Cost(plan.epsilon, plan.delta)
         if isinstance(plan, Selection):
             return Cost(plan.epsilon(delta), delta)
         return Cost(PrivacyLossAccountant().epsilon(plan, delta), delta)
