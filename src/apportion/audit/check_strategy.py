@@ -27,7 +27,8 @@ import torch
 from torch import nn
 
 from apportion import validate
-from apportion.accounting.accountant import PrivacyLossAccountant, count_events
+from apportion.accounting.accountant import count_events
+from apportion.accounting.rules import fits
 from apportion.accounting.verification import independent_price
 from apportion.audit.replay import replay, replayed_optimizer
 from apportion.audit.sealed import SealedAccess, sealed
@@ -280,12 +281,8 @@ def _is_priced(bench: _Bench) -> str | None:
     if len(events) != session.step or not (bench.plan.filtered or session.step == bench.plan.steps):
         return f"{len(events)} events were charged for {session.step} steps of {bench.plan.steps}"
     if bench.plan.filtered:  # its promise is the budget; what was spent must be inside of it
-        spent = PrivacyLossAccountant().epsilon(count_events(events), BUDGET.delta)
-        return (
-            None
-            if spent <= BUDGET.epsilon == account.epsilon()
-            else f"ε = {spent:.4f} was spent of the filter's budget"
-        )
+        inside = fits(bench.plan.rule(), count_events(events))
+        return None if inside and account.epsilon() == BUDGET.epsilon else "more was spent than its filter allows"
     independent, stated = independent_price(count_events(events), BUDGET.delta), account.epsilon()
     if not independent.agrees(stated) or stated > BUDGET.epsilon:
         return f"the run says ε = {stated:.4f}, dp_accounting says {independent.highest:.4f}"

@@ -51,6 +51,8 @@ def average_gradients(
     added = {name: deviation**-2 for name, deviation in noise_deviation(released).items()}
     total = {name: precision[name] + added[name] for name in added}
     return {
-        name: (precision[name] * first[name] + added[name] * value) / total[name]
+        name: ((precision[name] * first[name] + added[name] * value) / total[name]).to(
+            value.dtype
+        )  # a frame may have more digits
         for name, value in released.gradient.items()
     }, total

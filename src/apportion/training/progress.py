@@ -47,8 +47,9 @@ def progress_bar(description: str, steps: int, budget: float, *, enabled: bool |
 
 def _facts(known: dict[str, str], entry: Entry, budget: float) -> str:
     """What is known after `entry`; values that were not computed at this step keep their last one."""
-    known["clip"] = f"{entry.clip[0]:.3g}"
-    known["noise"] = f"{entry.noise_multiplier:.3g}"
+    if entry.noise_multiplier is not None:  # a selection has neither
+        known["clip"] = f"{entry.clip[0]:.3g}"
+        known["noise"] = f"{entry.noise_multiplier:.3g}"
     if entry.epsilon is not None:
         known["ε"] = f"{entry.epsilon:.2f}/{budget:g}"
     if entry.test_accuracy is not None:
