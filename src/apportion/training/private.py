@@ -236,9 +236,7 @@ class Private:
     def _draws(self, steps: int) -> Iterator[Batch]:
         self._settings = _settings_of(self._session.optimizer)
         for _ in range(steps):
-            if (
-                not self.steps_left
-            ):  # a resumed run has lost steps that no spare token paid for, or a filter is exhausted
+            if not self.steps_left:  # a resumed run lost steps that no spare token paid for, or a filter is exhausted
                 break
             curator = self._session.curator
             assert isinstance(curator, Curator)  # draws that are repeated bit for bit are offered to `train` alone
