@@ -18,8 +18,9 @@ from apportion.accounting.ledger import Ledger
 from apportion.accounting.rules import ConcentratedFilter, FixedPlan, Multiset, charge
 from apportion.audit import check_strategy
 from apportion.compare.networks import build
-from apportion.curator import curator, mechanisms
+from apportion.curator import mechanisms
 from apportion.curator.curator import Curator, Draw
+from apportion.curator.records import Records
 from apportion.request import Event, FirstGain, Line, LowestLoss, Released, Request
 from apportion.strategies.roles import AskGradient
 from apportion.training import checkpoint
@@ -249,14 +250,13 @@ def test_adadp_takes_two_charged_draws_for_every_step(records):
 
 def test_the_second_draw_of_adadp_has_a_batch_of_its_own(records, monkeypatch):
     batches = []
-    toss = curator.poisson_sample
+    read = Records.read
 
-    def watched(*given):
-        members = toss(*given)
+    def watched(self, members, *rest):
         batches.append(tuple(members.tolist()))
-        return members
+        return read(self, members, *rest)
 
-    monkeypatch.setattr(curator, "poisson_sample", watched)
+    monkeypatch.setattr(Records, "read", watched)
     train(planned("adadp"), records)
     pairs = list(zip(batches[::2], batches[1::2], strict=True))
     assert all(first != second for first, second in pairs)
@@ -783,11 +783,14 @@ def test_spare_tokens_of_a_multiset_are_not_steps_of_their_own(records):
     "strategy",
     [
         ap.noise.Validation(counts=(2, 1)),
-        ap.noise.AdaptivePrivacyUtility(),
         ap.update.AdaDP(),
-        ap.update.DPAGD(),
-        ap.update.NoisyBTLS(),
-        *OWN.values(),
+        OWN["feedback"],
+        OWN["multiset"],
+        OWN["steering"],
+        pytest.param(ap.noise.AdaptivePrivacyUtility(), marks=pytest.mark.slow),  # Rényi curves of many multipliers
+        pytest.param(ap.update.DPAGD(), marks=pytest.mark.slow),
+        pytest.param(ap.update.NoisyBTLS(), marks=pytest.mark.slow),
+        pytest.param(OWN["asking"], marks=pytest.mark.slow),
     ],
     ids=lambda strategy: type(strategy).__name__,
 )
@@ -839,7 +842,7 @@ CLIPS = [
 ]
 NOISES = [
     ap.noise.Constant(),
-    ap.noise.GrowingMu(ratio=3.0),
+    ap.noise.StepDecay(factor=0.6, period=3, per="step"),
     ap.noise.Validation(counts=(2, 1), window=2),
     ap.noise.AdaptivePrivacyUtility(),
 ]
@@ -926,8 +929,7 @@ def test_a_search_costs_the_same_however_many_step_sizes_fail(slope, found, reco
 # --- digits ------------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@every_method
+@pytest.mark.parametrize("name", [*METHODS[:3], *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS[3:])])
 def test_the_defaults_train_digits(name):
     digits = ap.data.load("digits")
     torch.manual_seed(0)
