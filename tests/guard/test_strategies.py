@@ -29,6 +29,7 @@ PAIRS = {name: (recipes.named(name).clip, recipes.named(name).noise) for name in
         noise.GrowingMu(4.0),
     ),
     "norms of layers, growing μ": (clip.NormBased(0.3, share=0.3, groups="layer"), noise.GrowingMu(4.0)),
+    "yu-validation": (clip.Fixed(0.3), noise.Validation(counts=(3, 1))),  # as many blocks as there are steps
     "layers by dimension": (clip.Fixed(0.3, groups="layer", allocation="dimension"), None),
 }
 
@@ -47,7 +48,8 @@ class Watched:
         return self.clip.propose(state, context)
 
     def observe(self, state, released):
-        self.seen.append(released)
+        if any(part.any() for part in released.gradient.values()):  # not an answer of zeros, which is rehearsed
+            self.seen.append(released)
         return self.clip.observe(state, released)
 
 
@@ -79,6 +81,7 @@ def watched_run(model, records, monkeypatch):
             clip=watched,
             noise=chosen.noise,
             seed=5,
+            validation=ap.Public(records),
             progress=False,
         )
         assert len(watched.seen) == STEPS
@@ -187,6 +190,7 @@ def test_counts_that_do_not_fit_a_later_step_are_refused_before_the_first(model,
 
 
 OTHERWISE = {
+    "counts": (3, 1),
     "clip_ratio": 1.7,
     "noise_ratio": 1.7,
     "count_noise": 7.0,
@@ -221,7 +225,13 @@ def test_every_argument_of_a_recipe_reaches_one_strategy(name, argument):
     """And changes nothing else: an argument that is ignored would be believed and published."""
     function = recipes.RECIPES[name]
     default = inspect.signature(function).parameters[argument].default
-    value = OTHERWISE[argument] if default in (None, ()) else default - 1 if type(default) is int else 0.9 * default
+    value = (
+        OTHERWISE[argument]
+        if default is None or isinstance(default, tuple)
+        else default - 1
+        if type(default) is int
+        else 0.9 * default
+    )
     before, after = settings_of(function()), settings_of(function(**{argument: value}))
     changed = {key for key in before if before[key] != after[key]}
     assert len(changed) == 1
