@@ -167,14 +167,21 @@ def test_a_resumed_account_tells_its_rule_what_was_spent():
     assert [token for token, _ in ledger.charges()] == [1, 4, 2]
 
 
-def test_a_token_that_was_never_declared_pays_for_nothing():
-    ledger, tokens = Ledger.create(), [TOKEN] * 4
-    spending = Account(BUDGET, FixedPlan(tokens), ledger, identifier="mine")
+@pytest.mark.parametrize("rule", [FixedPlan([TOKEN] * 4), Multiset({TOKEN: 4}, BUDGET)], ids=["plan", "multiset"])
+def test_a_token_that_was_never_declared_pays_for_nothing(rule):
+    ledger = Ledger.create()
+    spending = Account(BUDGET, rule, ledger, identifier="mine")
     spending.charge(TOKEN)
-    for token in (0, -1, -2):
+    for token in (0, -1, -2, 5, 99):
         with pytest.raises(BudgetExhausted, match="never declared"):
             spending.charge_token(token, TOKEN)
-    back = Account(BUDGET, FixedPlan(tokens), ledger, identifier="mine", position=-3)
+    assert [row.step for row in ledger.rows() if row.run] == [0, 1]
+
+
+def test_no_token_pays_for_a_step_before_the_first():
+    ledger = Ledger.create()
+    Account(BUDGET, FixedPlan([TOKEN] * 4), ledger, identifier="mine").charge(TOKEN)
+    back = Account(BUDGET, FixedPlan([TOKEN] * 4), ledger, identifier="mine", position=-3)
     with pytest.raises(BudgetExhausted, match="never declared"):
         back.charge(TOKEN)
     assert [row.step for row in ledger.rows() if row.run] == [0, 1]

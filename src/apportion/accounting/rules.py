@@ -147,9 +147,9 @@ class FixedPlan:
         return step if step not in self._spent else self._next_spare
 
     def require(self, token: int, step: int, event: Event) -> None:
-        declared = self.declared[token - 1]
-        if token in self._spent or token < 1:  # Python would read −1 as the last but one
+        if token in self._spent or not 1 <= token <= len(self.declared):
             raise BudgetExhausted(f"token {token} of the plan is spent, or was never declared")
+        declared = self.declared[token - 1]
         if not declared.covers(event):
             raise BudgetExhausted(
                 f"step {step} asks for sample_rate={event.sample_rate:g}, noise_multiplier="
@@ -244,9 +244,11 @@ class Multiset:
         return self._free[cheapest][-1]
 
     def require(self, token: int, step: int, event: Event) -> None:
-        declared = self.declared[token - 1]
-        if token not in self._free[declared] or not declared.covers(event):
-            raise BudgetExhausted(f"token {token} is spent, or does not cover what step {step} asks for")
+        declared = self.declared[token - 1] if 1 <= token <= self.steps else None
+        if declared is None or token not in self._free[declared] or not declared.covers(event):
+            raise BudgetExhausted(
+                f"token {token} is spent, was never declared, or does not cover what step {step} asks for"
+            )
 
     def spend(self, token: int, event: Event) -> None:
         self._free[self.declared[token - 1]].remove(token)
