@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from apportion.reporting.result import RunResult
 from reproduction.figures.chart import Panel, line_chart
-from reproduction.figures.kept_results import Results, Run
-from reproduction.figures.lines import accuracy, dotted_line, drop_missing, percent, runs_for_each_dot
+from reproduction.figures.kept_results import Results
+from reproduction.figures.lines import accuracy, dotted_line, drop_missing, percent, runs_for_each_dot, setting
 from reproduction.figures.prices import consumption
 
 _FALL = (
@@ -76,6 +77,6 @@ def du_bounds(results: Results) -> str | None:
     return line_chart("What the limit theorem claims, and what it costs", subtitle, [panel]) if lines else None
 
 
-def _fall(run: Run, role: str) -> float | None:
-    ratio = (getattr(run, role) or {}).get("ratio")
+def _fall(run: RunResult, role: str) -> float | None:
+    ratio = setting(run, role, "ratio")
     return 1 / ratio if isinstance(ratio, float | int) and ratio else None

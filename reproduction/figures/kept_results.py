@@ -3,63 +3,40 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
 from apportion.errors import InvalidArgument
+from apportion.reporting.result import RunResult
+
+
+def _printable(words: str) -> str:
+    """Letters that no picture and no page may hold, such as control characters, become spaces."""
+    return "".join(one if one.isprintable() else " " for one in words)
+
+
+def _read_runs(runs: Any) -> tuple[RunResult, ...]:
+    """As the reports read them."""
+    if not isinstance(runs, list):
+        raise ValueError("they are not a list")
+    return tuple(RunResult.from_json(run, f"runs[{place}]") for place, run in enumerate(runs))
+
 
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12)]
-Text = Annotated[str, AfterValidator(lambda words: "".join(one if one.isprintable() else " " for one in words))]
-"""Letters that no picture and no page may hold, such as control characters, become spaces."""
+Text = Annotated[str, AfterValidator(_printable)]
 
 
 class _Part(BaseModel):
     """Part of a file: what is not read here is ignored, and nothing is converted."""
 
-    model_config = ConfigDict(frozen=True, strict=True)
+    model_config = ConfigDict(frozen=True, strict=True, arbitrary_types_allowed=True)
 
 
 _Kind = TypeVar("_Kind", bound=_Part)
-
-
-class Entry(_Part):
-    """A step at which a run was looked at."""
-
-    step: int
-    clip: Number | list[Number] | None = None
-    epsilon: Number | None = None
-    test_accuracy: Number | None = None
-    median_norm: Number | None = None
-
-    @property
-    def threshold(self) -> float | None:
-        """√(Σ C_g²): with a threshold for each group, that of all of them together."""
-        if self.clip is None:
-            return None
-        return math.hypot(*self.clip) if isinstance(self.clip, list) else self.clip
-
-
-class Run(_Part):
-    """One recipe, trained with one seed or only priced."""
-
-    experiment: Text
-    recipe: Text
-    data: Text
-    seed: int | None
-    sample_rate: Number | None = None
-    epsilon: Number | None
-    paper_epsilon: Number | None
-    paper_accuracy: Number | None
-    test_accuracy: Number | None
-    control_of: Text | None
-    history: list[Entry]
-    clip: dict[str, Any] | None = None
-    noise: dict[str, Any] | None = None
 
 
 class Cell(_Part):
@@ -100,7 +77,7 @@ class StudyFile(_Part):
     note: Text
     not_run: list[NotRun]
     cells: list[Cell]
-    runs: list[Run]
+    runs: Annotated[tuple[RunResult, ...], PlainValidator(_read_runs)]
 
     @property
     def experiments(self) -> list[str]:
@@ -111,12 +88,12 @@ class StudyFile(_Part):
     def of(self, experiment: str) -> list[Cell]:
         return [cell for cell in self.cells if cell.experiment == experiment]
 
-    def runs_of(self, experiment: str) -> dict[str, list[Run]]:
+    def runs_of(self, experiment: str) -> dict[str, list[RunResult]]:
         """The runs of an experiment, by recipe."""
-        found: dict[str, list[Run]] = {}
+        found: dict[str, list[RunResult]] = {}
         for run in self.runs:
-            if run.experiment == experiment:
-                found.setdefault(run.recipe, []).append(run)
+            if _printable(run.experiment or "") == experiment:
+                found.setdefault(_printable(run.recipe), []).append(run)
         return found
 
 

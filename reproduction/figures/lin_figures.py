@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
+from apportion.reporting.result import HistoryEntry, RunResult, as_number
 from reproduction.figures.chart import Panel, line_chart
 from reproduction.figures.dots import Group, Row, dot_chart
-from reproduction.figures.kept_results import Cell, Results, Run
-from reproduction.figures.lines import accuracy, dotted_line, drop_missing, over_time, percent, runs_for_each_dot
+from reproduction.figures.kept_results import Cell, Results
+from reproduction.figures.lines import (
+    accuracy,
+    dotted_line,
+    drop_missing,
+    over_time,
+    percent,
+    runs_for_each_dot,
+    setting,
+)
 
 MIDDLE = ("MNIST, ε = 2.93", "Fashion-MNIST, ε = 2.7", "CIFAR-10, ε = 6.78")
 """The experiments of Table 2 with the middle one of three budgets, at which all methods are compared."""
@@ -19,7 +30,7 @@ def ramp_up(results: Results) -> str | None:
     panels = []
     for experiment in study.experiments:
         lines = drop_missing(
-            over_time(recipe, runs, lambda entry: entry.median_norm, positive=True)
+            over_time(recipe, runs, lambda entry: as_number(entry.details.get("median_norm")), positive=True)
             for recipe, runs in study.runs_of(experiment).items()
         )
         if lines:
@@ -36,7 +47,7 @@ def lin_thresholds(results: Results) -> str | None:
     panels = []
     for experiment in MIDDLE:
         lines = drop_missing(
-            over_time(recipe, runs, lambda entry: entry.threshold, positive=True)
+            over_time(recipe, runs, joint_threshold, positive=True)
             for recipe, runs in study.runs_of(experiment).items()
             if _comparable(runs[0])
         )
@@ -49,6 +60,11 @@ def lin_thresholds(results: Results) -> str | None:
     return line_chart("Thresholds of the methods", subtitle, panels) if panels else None
 
 
+def joint_threshold(entry: HistoryEntry) -> float | None:
+    """√(Σ C_g²): with a threshold for each group, that of all of them together."""
+    return math.hypot(*entry.clip) if entry.clip else None
+
+
 def lin_initial(results: Results) -> str | None:
     """Accuracy against the first threshold of the decay."""
     study = results.studies["lin_initial"]
@@ -56,7 +72,7 @@ def lin_initial(results: Results) -> str | None:
     for experiment in study.experiments:
         pairs = []
         for recipe, runs in study.runs_of(experiment).items():
-            start = (runs[0].clip or {}).get("start")
+            start = setting(runs[0], "clip", "start")
             if isinstance(start, float | int) and start > 0:
                 pairs += [(float(start), accuracy(cell)) for cell in study.of(experiment) if cell.recipe == recipe]
         lines.append(dotted_line("lin-decay", pairs))
@@ -99,8 +115,8 @@ def _score(cell: Cell) -> float:
     return cell.test_accuracy or 0.0
 
 
-def _comparable(run: Run) -> bool:
-    return (run.clip or {}).get("kind") != "AdaClip"
+def _comparable(run: RunResult) -> bool:
+    return setting(run, "clip", "kind") != "AdaClip"
 
 
 def _group(experiment: str, cells: list[Cell]) -> Group:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
+from apportion.reporting.result import HistoryEntry, RunResult
 from reproduction.figures.chart import Series
-from reproduction.figures.kept_results import Cell, Entry, Run, StudyFile
+from reproduction.figures.kept_results import Cell, StudyFile
 
 
 def over_time(
     name: str,
-    runs: Sequence[Run],
-    value: Callable[[Entry], float | None],
+    runs: Sequence[RunResult],
+    value: Callable[[HistoryEntry], float | None],
     *,
     by_epoch: bool = True,
     positive: bool = False,
@@ -36,6 +37,12 @@ def dotted_line(name: str, pairs: Iterable[tuple[float, float | None]], *, dashe
     """A line with dots through pairs, of which those without y are left out; a dashed one needs no name of its own."""
     points = sorted((x, y) for x, y in pairs if y is not None)
     return Series(name, tuple(points), dots=True, dashed=dashed, quiet=dashed) if points else None
+
+
+def setting(run: RunResult, role: str, name: str) -> float | str | None:
+    """What the strategy of a role was set to, where it has such a setting."""
+    strategy = run.details.get(role)
+    return strategy.get(name) if isinstance(strategy, dict) else None
 
 
 def percent(value: float | None) -> float | None:

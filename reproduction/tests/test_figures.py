@@ -13,7 +13,7 @@ from reproduction.figures import chart as charts
 from reproduction.figures.chart import Panel, Series, line_chart, spread_labels
 from reproduction.figures.choosing import choosing_table
 from reproduction.figures.dots import Group, Row, dot_chart
-from reproduction.figures.lin_figures import MIDDLE
+from reproduction.figures.lin_figures import MIDDLE, joint_threshold
 from reproduction.figures.scale import Scale, format_number
 from reproduction.figures.svg import width_of
 from reproduction.figures.tables import study_table
@@ -154,17 +154,18 @@ def test_a_method_that_fails_is_drawn_at_the_edge_and_does_not_flatten_the_other
 
 def test_names_are_escaped_in_pictures_and_pages(tmp_path):
     content = invented_study("lin_table_2", tmp_path)
-    text = json.dumps(content).replace('"papernot"', '"<b>&|*\\u0001"')
+    text = json.dumps(content).replace('"andrew"', '"<b>&|*\\u0001"')
     (tmp_path / "lin_table_2.json").write_text(text)
     found = Results.read(tmp_path)
-    assert "<b>&|* " in texts(parsed(FIGURES["lin_table_2"].drawn(found)))
+    for figure in ("lin_table_2", "lin_thresholds"):  # of cells, and of runs
+        assert "<b>&|*" in map(str.strip, texts(parsed(FIGURES[figure].drawn(found))))
     assert r"| \<b>&\|\* | " in study_table(found.studies["lin_table_2"]).replace("  |", " |")
 
 
 def test_thresholds_of_groups_are_drawn_as_one(results):
     run = next(run for run in results.studies["lin_table_2"].runs if run.recipe == "yu-clip")
     one, other = run.history[0].clip
-    assert run.history[0].threshold == pytest.approx((one**2 + other**2) ** 0.5)
+    assert joint_threshold(run.history[0]) == pytest.approx((one**2 + other**2) ** 0.5)
 
 
 def test_values_over_seeds_have_a_band_from_the_least_to_the_most(results):
@@ -219,6 +220,7 @@ def test_a_study_that_has_just_begun_is_no_error(tmp_path):
         "{",
         '{"runs": 3}',
         '{"runs": [{}], "title": "", "source": "", "note": "", "not_run": [], "cells": []}',
+        '{"runs": [{"recipe": "r", "history": [{}]}], "title": "", "source": "", "note": "", "not_run": [], "cells": []}',
         '{"trace": [], "thresholds": ["a"], "settings": {"data": "d", "rule": {"name": "n"}}}',
         '{"trace": [], "thresholds": [NaN], "settings": {"data": "d", "rule": {"name": "n"}}}',
         "[" * 100_000,
