@@ -382,6 +382,23 @@ def test_checkpointed_layers_run_together():
     assert exact(model, choice, NUMBERS, torch.randn(5, 4), torch.randn(5, 3))
 
 
+@pytest.mark.filterwarnings("ignore:Using .torch.compile")
+def test_following_a_compiled_layer_compiles_nothing():
+    """Neither the layer, which is followed as it was written, nor the code that follows it, which would take minutes."""
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    layer = torch.compile(linear(), backend=backend)
+    example = TraceExample(NUMBERS, torch.zeros(3), product)
+    prove_engine(Written(lambda self, x: self.layer(x), layer=layer), "one-pass", example, in_part=False)
+    assert compiled == []
+    layer(NUMBERS)
+    assert len(compiled) == 1  # as it is outside
+
+
 def test_a_followed_tensor_is_of_no_use_outside():
     from apportion.models.record_rules import apply_rule
     from apportion.models.record_tracer import RecordTracer

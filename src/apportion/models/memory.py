@@ -35,6 +35,7 @@ from apportion.curator.tree import batch_size, call_model, map_tensors, tensor_l
 from apportion.errors import InvalidArgument
 from apportion.execution import MAX_MICRO_BATCH, Execution, Mode, format_bytes
 from apportion.models.check import copy_model
+from apportion.models.record_tracer import leave_uncompiled
 from apportion.models.synthetic import synthetic_batch
 from apportion.request import ClippedSum, Event, Request
 
@@ -178,7 +179,7 @@ def _added_bytes(engine: Engine, synthetic: Any, records: int) -> int:
     held = Records(2 * records, batch, (map_tensors(lambda tensor: tensor[0], synthetic), torch.zeros(())))
     execution = Execution(micro_batch=records, engine="auto")
     curator = Curator(held, engine, _NoCharges(), Randomness.seeded(0), execution)
-    with LiveTensors() as live:
+    with leave_uncompiled(), LiveTensors() as live:
         curator.answer(Request(1.0, 1.0, 1.0, (ClippedSum(1.0),)), surrogate_loss)
     parameters = sum(parameter.nbytes for parameter in engine.model.parameters())
     records_and_workspaces: float = LIVE_FACTOR * live.peak + CONVOLUTION_FACTOR * live.largest_convolution
@@ -220,7 +221,7 @@ class LiveTensors(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # it would be imported to be skipped, which takes two seconds
+        return False  # it would be imported to be skipped, which takes two seconds; see `leave_uncompiled`
 
     def _note_freed(self, storage: int) -> None:
         self._now -= self._sizes.pop(storage, 0)

@@ -34,7 +34,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -53,6 +53,14 @@ from apportion.models.record_count import RecordCount, Shape
 
 ANY = 0
 """An `inner` of what is the same for every record: it fits every order."""
+
+
+def leave_uncompiled() -> AbstractContextManager[Any]:
+    """What `torch.compile` was told to compile runs as it was written.
+
+    It never compiles a model under a mode of the dispatcher, but the mode's own code if a compiled model calls it: minutes for a tracer.
+    """
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 class Place(NamedTuple):
@@ -410,7 +418,7 @@ class RecordTracer(TorchDispatchMode):
         """Code in this context is traced. Afterwards raises the first refusal, also one that was caught inside."""
         before, self._running = _generator_states(), True
         try:
-            with self, _PythonQueries(self), self._watch_scripts():
+            with leave_uncompiled(), self, _PythonQueries(self), self._watch_scripts():
                 yield
         except RecordsMayMix as error:
             raise self.record_refusal(error) from None
@@ -442,7 +450,7 @@ class RecordTracer(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # it would be imported to be skipped, which takes two seconds
+        return False  # it would be imported to be skipped, which takes two seconds; see `leave_uncompiled`
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
