@@ -74,6 +74,7 @@ class Case:
         self.items.append(copy.deepcopy(self.items[3]))
         self.items *= stranger.crowd
         self.known = {}
+        self.example = as_records(together(self.items)).example  # what the engine is proved for; a neighbour's is the same
         norms = torch.stack([self.gradient(item).norm() for item in self.items])
         self.threshold = float(norms.median())  # so that some are clipped and others are not
 
@@ -139,9 +140,9 @@ class Case:
         with quiet(0):
             records = as_records(together(items))
             execution = resolve_micro_batch(
-                ap.Execution(micro_batch=micro_batch), self.model, choice, records.example[0], float(len(items))
+                ap.Execution(micro_batch=micro_batch), self.model, choice, self.example[0], float(len(items))
             )
-            engine = VettedEngine(self.model, choice, records.example[0])
+            engine = VettedEngine(self.model, choice, *self.example)
             curator = Curator(records, engine, Books(), Randomness.seeded(0), execution, mechanisms=Gaussian(noiseless))
             curator.answer(Request(1.0, 1.0, 1.0, (ClippedSum(self.threshold),)), self.stranger.loss)
         return torch.cat(sums)
@@ -176,7 +177,7 @@ class quiet:  # noqa: N801
         self.warnings.__enter__()
         warnings.simplefilter("ignore")
         self.state = torch.get_rng_state()
-        torch.manual_seed(self.seed)
+        torch.default_generator.manual_seed(self.seed)  # the function of torch also writes down who calls it
         random.seed(self.seed)
 
     def __exit__(self, *error):
