@@ -116,6 +116,13 @@ def test_printed_it_is_a_table_and_in_a_notebook_a_drawing(dynamic):
     assert "<script>" not in drawing
 
 
+@pytest.mark.parametrize("steps", [1, 4, 43])
+def test_the_rows_of_a_printed_plan_are_evenly_spaced(steps):
+    lines = str(planned("abadi", epochs=None, steps=steps)).splitlines()
+    shown = [int(line.split()[0]) for line in lines[3:]]
+    assert shown == {1: [1], 4: [1, 2, 3, 4], 43: [1, 8, 15, 22, 29, 36, 43]}[steps]
+
+
 # --- a file ---------------------------------------------------------------------------------------------------------------------
 
 

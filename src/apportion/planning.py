@@ -208,16 +208,16 @@ class Plan:
         return [self.request(context, state).sums[0].threshold for context in contexts]
 
     def spending(self, points: int = POINTS) -> list[tuple[int, float]]:
-        """(step, ε of the steps so far) at evenly spaced steps; the whole price from the first one, if prices follow released values."""
+        """(step, ε of the steps so far) at the first step and then at evenly spaced ones, up to the last; the whole price at each, if prices
+        follow released values."""
+        shown = {1, *(math.ceil(self.steps * number / points) for number in range(1, points + 1))}
         if self.rule().adaptive:
-            every = max(1, self.steps // points)
-            return [(step, self.epsilon) for step in sorted({1, *range(every, self.steps, every), self.steps})]
+            return [(step, self.epsilon) for step in sorted(shown)]
         running = RunningPrice(count_events(self.tokens), self.budget.delta)
-        every = max(1, self.steps // points)
         spent = []
         for step, token in enumerate(self.tokens[: self.steps], start=1):
             running.add(token)
-            if step % every == 0 or step in (1, self.steps):
+            if step in shown:
                 spent.append((step, running.epsilon()))
         return spent
 
