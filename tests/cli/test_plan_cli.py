@@ -92,8 +92,17 @@ def test_one_file_holds_one_plan(apportion, tmp_path):
         "plan", "--recipe", "abadi", "--recipe", "du-growing", *BUDGET, *LENGTH, "--out", "plan.json"
     )
     assert code == 2
-    assert "2 recipes were planned" in err
+    assert "2 recipes were given" in err
     assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_plan_replaces_no_file(apportion, tmp_path, planned):
+    before = (tmp_path / "plan.json").read_text()
+    code, _, err = apportion("plan", *BUDGET, *LENGTH, "--out", "plan.json")
+    assert code == 2
+    assert "plan.json" in err
+    assert "it exists already. Choose a new file" in err
+    assert (tmp_path / "plan.json").read_text() == before
 
 
 def test_a_strategy_of_ones_own_is_compared_by_its_name(apportion, tmp_path):

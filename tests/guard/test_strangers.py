@@ -74,7 +74,9 @@ class Case:
         self.items.append(copy.deepcopy(self.items[3]))
         self.items *= stranger.crowd
         self.known = {}
-        self.example = as_records(together(self.items)).example  # what the engine is proved for; a neighbour's is the same
+        self.example = as_records(
+            together(self.items)
+        ).example  # what the engine is proved for; a neighbour's is the same
         norms = torch.stack([self.gradient(item).norm() for item in self.items])
         self.threshold = float(norms.median())  # so that some are clipped and others are not
 

@@ -40,7 +40,9 @@ def plan(
             "with --out a hundredth of the run, otherwise 0",
         ),
     ] = None,
-    out: Annotated[Path | None, option("Write the plan for `apportion train --plan` and for review (JSON).")] = None,
+    out: Annotated[
+        Path | None, option("Write the plan to a new file, for `apportion train --plan` and for review (JSON).")
+    ] = None,
     calibrate: Annotated[
         str, option("pld: the true ε. clt: as Du et al., not an upper bound, to reproduce their cells.")
     ] = "pld",
@@ -62,10 +64,9 @@ def plan(
     from apportion.reporting.plan_page import CALIBRATIONS, draw_plans, plan_facts, plan_recipe
 
     validate.known("calibrate", calibrate, CALIBRATIONS)
-    if out is not None and calibrate != "pld":
-        reason = f"noise from {calibrate} costs more than the ε that was asked for"
-        raise InvalidArgument("out", str(out), reason, "Use --calibrate pld")
     settings, recipes = options.parse_settings(said.pop("set", None)), said.pop("recipe", [options.DEFAULT_RECIPE])
+    if out is not None:
+        _require_one_new_plan(out, recipes, calibrate)
     values = {"data": "your data", "recipe": choose_recipes(None, recipes, settings)} | said
     wanted = experiment(with_benchmark_budget(with_training_defaults(values)))
     wanted.check()
@@ -75,7 +76,7 @@ def plan(
         spares = options.default_spare(chosen, sampling.steps if out is not None else 0) if spare is None else spare
         planned.append(plan_recipe(chosen, budget, sampling, calibrate, spares))
     if out is not None:
-        _write(planned, out)
+        _write(planned[0], out)
     plans = [plan_facts(one, target_epsilon=budget.epsilon, calibration=calibrate) for one in planned]
     if html is not None:
         draw_plans(plans, html)
@@ -90,13 +91,22 @@ def plan(
         typer.echo(f"Written to {out}: execute it with `apportion train --data … --plan {out}`")
 
 
-def _write(plans: list[Plan], path: Path) -> None:
+def _require_one_new_plan(path: Path, recipes: list[str], calibrate: str) -> None:
+    """Before anything is solved: what is written can be executed, and replaces no plan that somebody has reviewed."""
+    if calibrate != "pld":
+        reason = f"noise from {calibrate} costs more than the ε that was asked for"
+        raise InvalidArgument("out", str(path), reason, "Use --calibrate pld")
+    if len(recipes) > 1:
+        raise InvalidArgument("out", str(path), f"{len(recipes)} recipes were given", "Pass one recipe")
+    if path.exists():
+        raise InvalidArgument("out", str(path), "it exists already", "Choose a new file, or remove this one")
+
+
+def _write(plan: Plan, path: Path) -> None:
     from apportion.training.checkpoint import replace_file
 
-    if len(plans) > 1:
-        raise InvalidArgument("out", str(path), f"{len(plans)} recipes were planned", "Pass one recipe")
     writable_folder(path.parent)
-    replace_file(path, plans[0].to_json().encode())
+    replace_file(path, plan.to_json().encode())
 
 
 def _show(plan: dict[str, Any]) -> None:
