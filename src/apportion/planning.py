@@ -208,7 +208,7 @@ class Plan:
         return [self.request(context, state).sums[0].threshold for context in contexts]
 
     def spending(self, points: int = POINTS) -> list[tuple[int, float]]:
-        """(step, ε of the steps so far) at the first step and then at evenly spaced ones, up to the last; the whole price at each, if prices
+        """(step, ε of the steps so far) at the first step, then evenly spaced up to the last; the whole price at each, if prices
         follow released values."""
         shown = {1, *(math.ceil(self.steps * number / points) for number in range(1, points + 1))}
         if self.rule().adaptive:
