@@ -226,6 +226,15 @@ def test_a_finished_search_is_read_and_not_repeated(search, five, ledger, tmp_pa
     assert len(admitted(ledger)) == 1
 
 
+def test_a_winner_that_was_moved_away_is_not_trained_anew(search, five, ledger, tmp_path):
+    """What would be trained is a second answer, and the ledger holds the price of one."""
+    search()
+    (tmp_path / "search/winner").rename(tmp_path / "elsewhere")
+    with pytest.raises(InvalidArgument, match="winner"):
+        search(storage=ap.Storage(tmp_path / "search", ledger=ledger, resume=True))
+    assert five["trials"] == 5
+
+
 def test_a_second_process_is_refused(search, five, ledger, tmp_path):
     five["fail_at"] = 2
     with pytest.raises(Crash):

@@ -223,6 +223,11 @@ class _State:
     best: int | None = None
     score: float = -math.inf
 
+    @property
+    def published(self) -> bool:
+        """Whether the winner is out: `order` is then its candidate alone, and no trial may follow."""
+        return self.done > 0 and self.best is None
+
 
 def search_privately(task: Task, plan: SearchPlan, storage: Storage) -> Tuned:
     """Charge the search, train K trials, publish the best; or go on with a search that was interrupted."""
@@ -248,6 +253,13 @@ def search_privately(task: Task, plan: SearchPlan, storage: Storage) -> Tuned:
             _save(state, plan, folder)
         if folder is not None and (folder / WINNER).exists():
             return _reopened(task, plan, records, folder, state, shared)
+        if state.published:
+            raise InvalidArgument(
+                "resume",
+                str(folder / WINNER) if folder is not None else None,
+                "the winner is no longer there, and to train it again would be a second answer for one price",
+                "Put it back; or start a new search, which is charged anew",
+            )
         return _run(task, plan, records, folder, state, shared)
 
 
@@ -374,7 +386,7 @@ def _reopened(
     order = state.order or ()
     if state.best is not None:
         order = (order[state.best],)
-        _save(_State(state.identifier, order, score=state.score), plan, folder)
+        _save(_State(state.identifier, order, done=1, score=state.score), plan, folder)
     (number,) = order
     _tidy(folder, None)
     session = task.open(
