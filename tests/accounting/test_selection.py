@@ -11,7 +11,7 @@ from apportion.accounting import selection
 from apportion.accounting.renyi import ORDERS, RenyiAccountant, renyi_sum
 from apportion.accounting.selection import NumberOfTrials, Selection, TrialOfSearch
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.request import Choice, Event
 
 
 def selection_epsilon(events, delta, *, score="public", **settings):
@@ -51,6 +51,12 @@ def test_many_multipliers_cost_a_little_more_than_exactly_and_no_less():
     found = selection_epsilon(many, 1e-5, expected_runs=5)
     low, high = (selection_epsilon({Event(0.01, z): 500}, 1e-5, expected_runs=5) for z in (2.049, 2.0))
     assert low < found <= high
+
+
+@pytest.mark.parametrize("multiplier", [math.inf, 5.0])
+def test_events_with_selections_are_not_priced_by_their_gaussian_alone(multiplier):
+    with pytest.raises(InvalidArgument, match="selection"):
+        selection_epsilon({Event(0.01, multiplier, (Choice(2.0),)): 1000}, 1e-5, expected_runs=10)
 
 
 def test_nothing_costs_nothing():

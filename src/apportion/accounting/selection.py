@@ -41,7 +41,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from apportion import validate
-from apportion.accounting.buckets import bucket_multipliers
+from apportion.accounting.buckets import bucket_multipliers, require_gaussian
 from apportion.accounting.renyi import ORDERS, Array, quiet_accounting, renyi_sum
 from apportion.accounting.rules import FixedPlan
 from apportion.errors import InvalidArgument
@@ -91,6 +91,7 @@ def selection_epsilon(
     shape = SHAPES[validate.known("runs", runs, SHAPES)] if isinstance(runs, str) else runs
     if not (isinstance(shape, float) and shape == math.inf):
         shape = validate.non_negative("runs", shape, "it is a shape", "Use 0 or more")
+    require_gaussian(events)  # of an event with selections only its Gaussian would be counted below
     from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
     from dp_accounting.dp_event import RepeatAndSelectDpEvent
     from dp_accounting.rdp import RdpAccountant
