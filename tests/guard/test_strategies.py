@@ -18,6 +18,7 @@ from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.curator import mechanisms
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, NormSum, Request, UnclippedCount
 from apportion.sampling import Sampling
+from apportion.training.session import REHEARSED
 from runs import make_plan
 
 STEPS, RATE, POPULATION = 4, 0.5, 40
@@ -170,17 +171,17 @@ def test_a_request_is_refused_if_its_parts_cost_more_than_it_says():
 
 
 def test_counts_that_do_not_fit_a_later_step_are_refused_before_the_first(model, records, tmp_path):
-    """The third of four steps is the noisiest: its counts would take four times its budget."""
-    schedule = noise.InfluenceWeighted(weights=[1.0, 1.0, 1e-4, 1.0], multiplier=2.0)
+    """The last but one is the noisiest, beyond the steps that are rehearsed in any case: its counts would take four times its budget."""
+    schedule = noise.InfluenceWeighted(weights=[1.0] * REHEARSED + [1e-4, 1.0], multiplier=2.0)
     with pytest.raises(ap.InvalidArgument, match="multiplier of 20 and 1 counts, nothing is left"):
         runs.train(
             model,
             cross_entropy,
             records,
-            budget=ap.Budget(epsilon=3.0, delta=1e-3, unit=ap.Record()),
+            budget=ap.Budget(epsilon=8.0, delta=1e-3, unit=ap.Record()),
             population=POPULATION,
             sample_rate=0.1,
-            steps=STEPS,
+            steps=REHEARSED + 2,
             lr=0.1,
             clip=clip.Quantile(count_noise=5.0),
             noise=schedule,
