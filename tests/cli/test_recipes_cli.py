@@ -92,7 +92,7 @@ def test_all_recipes_run_or_say_why_not(apportion, tmp_path):
     assert code == 0
     ran, skipped = {cell["recipe"] for cell in results["cells"]}, {one["recipe"] for one in results["skipped"]}
     assert ran | skipped == set(RECIPES)
-    assert skipped == {"lin-transfer"}
+    assert skipped == {"lin-transfer", "yu-validation"}  # ten blocks do not fit into so few steps
     for cell in results["cells"]:
         if cell["recipe"] != "non-private":
             assert 0.98 * 3 <= cell["epsilon"] <= cell["target_epsilon"] == 3.0
@@ -106,7 +106,7 @@ def test_a_recipe_that_does_not_fit_the_model_is_skipped_with_the_reason(apporti
     )
     skipped = {one["recipe"]: one["reason"] for one in json.loads(out.strip().splitlines()[-1])["skipped"]}
     assert code == 0
-    assert set(skipped) == {"lin-transfer", "papernot"}
+    assert set(skipped) == {"lin-transfer", "papernot", "yu-validation"}
     assert "no ReLU" in skipped["papernot"]
 
 

@@ -9,7 +9,7 @@ from apportion.tuning import private_search
 pytest.importorskip("optuna")
 PUBLIC = ("tune", "--data", "digits", "--model", "linear", "--epsilon", "3", "--steps", "6", "--vary", "lr=0.5,2")
 PRIVATE = (
-    *("tune", "--data", "mine:data", "--model", "mine:model", "--vary", "lr=0.5,2", "--recipe", "abadi"),
+    *("tune", "--data", "tuned_here:data", "--model", "tuned_here:model", "--vary", "lr=0.5,2", "--recipe", "abadi"),
     *("--epsilon", "3", "--delta", "1e-5", "--unit", "record", "--population", "40", "--sample-rate", "1"),
     *("--steps", "3", "--ledger", "books.sqlite", "--expected-trials", "3"),
 )
@@ -18,7 +18,7 @@ LIMIT = ("ledger", "limit", "books.sqlite", "--name", "mine", "--delta", "1e-4",
 
 @pytest.fixture
 def mine(apportion, tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "tuned_here.py").write_text(
         "import torch, apportion\n"
         "def pair(n): return torch.rand(n, 3), torch.zeros(n, dtype=torch.long)\n"
         "def data(): return pair(40), apportion.Public(pair(20))\n"
@@ -91,7 +91,7 @@ def test_a_private_search_is_charged_and_its_winner_can_be_verified(mine, tmp_pa
     runs = last(mine("ledger", "show", "books.sqlite", "--json")[1])["runs"]
     assert runs[0]["amounts"]["main"] == found["price"]["epsilon"]
     assert "a search" in mine("ledger", "show", "books.sqlite")[1]
-    winner = "runs/tune-mine-data/winner"
+    winner = "runs/tune-tuned_here-data/winner"
     code, out, _ = mine("account", winner)
     assert code == 0
     assert "for a selection among trials like this one" in " ".join(out.split())
@@ -141,7 +141,7 @@ def test_a_private_search_goes_on(mine):
         ((*PRIVATE, "--public"), "declared public, and a search on it is free"),
         ((*PRIVATE, "--distribution", "poisson"), "distribution='poisson'"),
         ((*PRIVATE, "--distribution", "-1"), "distribution=-1.0"),
-        (("tune", "--data", "mine:no_test", *PRIVATE[3:]), "no public test part"),
+        (("tune", "--data", "tuned_here:no_test", *PRIVATE[3:]), "no public test part"),
         (("tune", "--trials", "3"), "data=None"),
     ],
 )

@@ -11,7 +11,7 @@ from scipy import stats
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from apportion.audit.sealed import SealedCurator, SealedGradients
+from apportion.audit.sealed import DeclassifyingMechanisms, SealedCurator, SealedGradients
 from apportion.curator import mechanisms
 from apportion.curator.curator import Curator
 from apportion.curator.gradients.engine import build_engine
@@ -405,7 +405,9 @@ def test_losses_of_single_records_stay_behind_the_seal(books, model, records, di
             seen.append(super().record_losses(loss_fn, outputs, targets))
             return seen[-1]
 
-    curator = SealedCurator(as_records(records), Nosy(model, "vmap"), books, Randomness.seeded(0), Execution(16))
+    curator = SealedCurator(
+        as_records(records), Nosy(model, "vmap"), books, Randomness.seeded(0), Execution(16), DeclassifyingMechanisms()
+    )
     released = curator.answer(asked(lowest(direction), first(direction)), cross_entropy)
     assert len(seen) == 3 * (3 + 3)  # pieces × candidates
     for losses in seen:

@@ -221,7 +221,7 @@ def test_a_chosen_index_is_part_of_the_answer_that_is_repeated(tmp_path, index, 
     def answered(index, ledger):
         account = Account(budget, FixedPlan(tokens, spare=1), ledger, identifier="mine")
         curator = ExactCurator(lambda books: Answers(books, index), account, tmp_path, dict, lambda: request)
-        curator.begin()
+        curator.begin(ended=False)
         curator.answer(request, None)
         return account.spent
 

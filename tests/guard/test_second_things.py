@@ -31,7 +31,7 @@ from apportion.errors import InvalidArgument, UnsupportedModel, WrongOrder
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Event, Frame, Request
 from apportion.training.exact import ExactCurator
 from items import Items
-from runs import Recovery
+from runs import Gaussian, Recovery
 
 BOUND = 1 + FLOAT32_HEADROOM
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
@@ -166,7 +166,7 @@ def test_what_many_micro_batches_add_is_not_rounded_between_them(books):
         books,
         Randomness.seeded(0),
         execution,
-        exact,
+        Gaussian(exact),
     )
     held_back.answer(Request(1.0, 1.0, 1.0, (ClippedSum(2.0),)), product)
     assert sums == [pytest.approx(float(inputs.double().sum()), rel=1e-12)]

@@ -54,6 +54,7 @@ def make_run(
         "neighbours": "add or remove one record" if private else None,
         "test_accuracy": final,
         "steps": STEPS,
+        "draws": STEPS,
         "seed": seed,
         "seconds": 12.3 + seed,
         "sample_rate": 0.1,

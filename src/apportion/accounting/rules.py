@@ -244,7 +244,7 @@ class Multiset:
         return self._free[cheapest][-1]
 
     def require(self, token: int, step: int, event: Event) -> None:
-        declared = self.declared[token - 1] if 1 <= token <= self.steps else None
+        declared = self.declared[token - 1] if 1 <= token <= len(self.declared) else None
         if declared is None or token not in self._free[declared] or not declared.covers(event):
             raise BudgetExhausted(
                 f"token {token} is spent, was never declared, or does not cover what step {step} asks for"
