@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 import sys
@@ -25,6 +26,11 @@ torch.set_num_threads(1)  # the suite runs one process for each core
 settings.register_profile("steady", derandomize=True, database=None, deadline=None)
 settings.register_profile("search", max_examples=1000, deadline=None, print_blob=True)
 settings.load_profile("search" if os.environ.get("APPORTION_FUZZ") else "steady")
+
+
+def pytest_collection_finish():
+    """What there is before the first test stays to the end: the collector need not look through it again and again."""
+    gc.freeze()
 
 
 @pytest.fixture

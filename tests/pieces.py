@@ -6,6 +6,7 @@ the sources and misses the ones that stand in neither list.
 """
 
 import ast
+import collections
 import contextlib
 import functools
 import importlib
@@ -154,16 +155,20 @@ def hidden():
 
 
 @functools.cache
+def _importers():
+    """Constant → the modules that import it by name."""
+    found = collections.defaultdict(list)
+    for module, tree in _trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                for one in node.names:
+                    found[f"{node.module}.{one.name}"].append(module)
+    return found
+
+
 def _places(constant):
     """The modules that have this constant as an attribute: its own, and those that import it by name."""
-    home, _, name = constant.rpartition(".")
-    imported = f"apportion.{home}"
-    return [home] + [
-        module
-        for module, tree in _trees().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == imported and name in [one.name for one in node.names]
-    ]
+    return [constant.rpartition(".")[0], *_importers()[f"apportion.{constant}"]]
 
 
 def _forget_prices():

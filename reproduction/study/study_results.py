@@ -46,6 +46,8 @@ class StudyResults:
         results = cls(study, path)
         if path.exists():
             results._take(_runs(path))
+        if not results.missing:
+            return results
         others = {_key(run): run for other in sorted(path.parent.glob("*.json")) for run in _runs_if_any(other)}
         for cell in results.missing:
             if (key := cell.key) in others:

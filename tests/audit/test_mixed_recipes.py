@@ -53,7 +53,13 @@ def named(chosen):
     return f"{type(chosen['clip']).__name__}-{groups}-{chosen['clip'].allocation}-{type(chosen['noise']).__name__}"
 
 
-@pytest.mark.parametrize("chosen", list(combinations(30)), ids=named)
+def drawn():
+    """The first twelve in the core suite, all in the long one."""
+    for number, chosen in enumerate(combinations(30)):
+        yield pytest.param(chosen, id=named(chosen), marks=() if number < 12 else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("chosen", list(drawn()))
 def test_a_combination_is_within_budget_and_holds(model, records, budget, chosen):
     run = runs.train(model, LOSS, records, budget=budget, population=400, sample_rate=0.3, steps=6, lr=0.1, **chosen)
     assert 0.98 * budget.epsilon <= run.epsilon() <= budget.epsilon

@@ -107,8 +107,11 @@ def test_every_recipe_runs_without_raw_values(model, records, recipe, mode):
         assert torch.equal(one, another)
 
 
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("clip", CLIPS)
+# Every clip with two noises, which know nothing of each other.
+PAIRS = [(clip, noise) for i, clip in enumerate(CLIPS) for j, noise in enumerate(NOISES) if (i - j) % 5 == 0]
+
+
+@pytest.mark.parametrize(("clip", "noise"), PAIRS)
 def test_every_strategy_runs_without_raw_values(model, records, clip, noise):
     session = a_session(model, records, CLIPS[clip], NOISES[noise])
     take_steps(session, LOSS)
@@ -218,7 +221,10 @@ def test_a_nosy_strategy_raises(model, records, look):
 def ordinary_tensors_with_a_record(inputs):
     gc.collect()
     everything = [thing for thing in gc.get_objects() if type(thing) is torch.Tensor and thing is not inputs]
-    shaped = [tensor for tensor in everything if tensor.dim() == 2 and tensor.shape[1:] == inputs.shape[1:]]
+    valued = [
+        tensor for tensor in everything if tensor.device == inputs.device
+    ]  # other tests leave some without values
+    shaped = [tensor for tensor in valued if tensor.dim() == 2 and tensor.shape[1:] == inputs.shape[1:]]
     return [tensor for tensor in shaped if (tensor.unsqueeze(1) == inputs).all(-1).any()]
 
 

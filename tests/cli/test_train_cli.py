@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 BUDGET = ["--epsilon", "3", "--delta", "1e-5", "--unit", "record", "--population", "1437"]
 QUICK = ["--data", "digits", "--model", "linear", "--sample-rate", "0.1", "--steps", "3", "--lr", "1"]
 
@@ -42,17 +44,11 @@ def test_without_spare_steps_what_is_reserved_is_spent(apportion):
     assert "ε spent" in apportion("train", *QUICK, *BUDGET, "--spare", "0")[1]
 
 
-def test_a_weak_delta_is_a_warning_of_one_line(tmp_path):
-    """In a process of its own: the suite turns warnings into errors."""
-    arguments = ["train", *QUICK, *BUDGET, "--delta", "0.01"]
-    done = subprocess.run(
-        [sys.executable, "-m", "apportion.cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-    )
-    warned = [line for line in done.stderr.splitlines() if "warning" in line.lower()]
+@pytest.mark.filterwarnings("default")  # the suite turns warnings into errors
+def test_a_weak_delta_is_a_warning_of_one_line(apportion):
+    code, _, err = apportion("train", *QUICK, *BUDGET, "--delta", "0.01")
+    assert code == 0
+    warned = [line for line in err.splitlines() if "warning" in line.lower()]
     assert len(warned) == 1
     assert warned[0].startswith("warning: delta=0.01 is larger than 1/population=0.0007, with population=1437: ")
     assert warned[0].endswith("Use a tenth of 1/population or less: delta=7e-05.")

@@ -397,7 +397,7 @@ def tell(entry):
     print("step", flush=True)
 
 budget = ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.Record())
-plan = ap.plan(ap.Recipe(), budget=budget, population=40, sample_rate=0.5, steps=100000)
+plan = ap.plan(ap.Recipe(), budget=budget, population=40, sample_rate=0.5, steps=2000)
 execution = ap.Execution(workers=WORKERS, engine="loop")
 ap.train(Slow(4, 2), torch.nn.functional.cross_entropy, Pairs(), plan, lr=0.1, execution=execution, progress=tell)
 """

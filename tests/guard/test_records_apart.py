@@ -34,7 +34,7 @@ def total(model, data, books, *, engine="auto", loss=product, release=None, micr
     """What would get noise: all records are drawn, by the engine that `train` would choose."""
     records = as_records(data)
     choice = require_trainable(model, loss, records, ap.Execution(engine=engine))
-    own = VettedEngine(model, choice, records.example[0])
+    own = VettedEngine(model, choice, *records.example)
     sums = []
 
     def noiseless(exact, deviation, noise, divisor):

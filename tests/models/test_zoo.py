@@ -4,6 +4,7 @@ Against the reference engine, which runs every record alone (`tests/curator/test
 ordinary backward passes).
 """
 
+import functools
 import math
 import sys
 from pathlib import Path
@@ -36,6 +37,7 @@ def built(name, size=5, dtype=torch.float64):
     return model, *records, specimen.loss
 
 
+@functools.cache
 def mode_of(name):
     model, inputs, targets, loss = built(name, size=1)
     example = map_tensors(lambda tensor: tensor[0], (inputs, targets))

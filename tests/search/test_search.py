@@ -2,6 +2,7 @@
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -13,7 +14,7 @@ import runs
 from apportion.compare import networks as models
 from apportion.curator import mechanisms
 from apportion.data import load
-from apportion.search import SearchSettings, Trace, fit_decay, search
+from apportion.search import SearchSettings, Trace, candidates, fit_decay, search
 from apportion.search.candidates import Outcome
 from apportion.search.search_progress import expected_trials
 from apportion.search.search_rules import Fast, Greedy, Trial, best_of
@@ -372,6 +373,23 @@ def test_the_noise_is_that_of_the_mechanism(momentum_trainer, monkeypatch):
     assert 2.0 * 0.3 <= deviations[0] <= 2.0 * 0.3 * 1.001
 
 
+def test_what_is_trained_ahead_and_dropped_changes_nothing(tmp_path, monkeypatch):
+    def threads(count, start, make):
+        return ThreadPoolExecutor(count, initializer=start, initargs=(make,))
+
+    monkeypatch.setattr(candidates, "process_pool", threads)
+    monkeypatch.setattr(candidates, "_trainer", None)
+    settings, trained = settings_of(Greedy(start=0.1, step=0.05, tolerance=0.025), epochs=3), []
+    files = [tmp_path / "one", tmp_path / "two"]
+    for path, processes in zip(files, (1, 2), strict=True):
+        trainer = MadeUp(falling)
+        trace = search(Trace(settings, path), lambda trainer=trainer: trainer, processes=processes)
+        trained.append(len(trainer.calls))
+    assert trained[0] == len(trace.trials) < trained[1]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.slow
 def test_the_number_of_processes_changes_nothing(tmp_path):
     settings = settings_of(Greedy(start=0.2, step=0.2, tolerance=0.001, maximum=9.0), **DIGITS, epochs=3)
     files = [tmp_path / "one", tmp_path / "two"]

@@ -88,8 +88,8 @@ def many_crashes(folder, mode, crashes, seed):
 
 
 @pytest.mark.parametrize("mode", ["fresh", "exact"])
-def test_ten_crashes(tmp_path, mode):
-    many_crashes(tmp_path / "run", mode, 10, seed=mode)
+def test_four_crashes(tmp_path, mode):
+    many_crashes(tmp_path / "run", mode, 4, seed=mode)
 
 
 @pytest.mark.slow

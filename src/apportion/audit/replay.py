@@ -47,7 +47,7 @@ from apportion.models.synthetic import without_dropout
 from apportion.planning import Plan, find_recipe, plan_steps
 from apportion.sampling import Sampling
 from apportion.strategies.recipes import Recipe
-from apportion.strategies.roles import SteeringUpdate
+from apportion.strategies.roles import FeedbackNoise, SteeringUpdate
 from apportion.training.loop import take_steps
 from apportion.training.opening import open_session, require_trainable
 from apportion.training.optimizers import OptimizerFactory, build_optimizer
@@ -122,7 +122,7 @@ def replay(
     data: Any,
     plan: Plan | Recipe | str = "default",
     *,
-    steps: int = 4,
+    steps: int | None = None,
     optimizer: str | OptimizerFactory | None = None,
     lr: float = 0.1,
     execution: Execution | None = None,
@@ -138,7 +138,8 @@ def replay(
             used; the model passed in is not changed.
         plan: a plan, of which the recipe is audited, or a recipe, also by its name. Budget and sampling are the audit's own: a record
             must be drawn often enough to be seen.
-        steps: at least two. In the second one of the two batches is empty.
+        steps: at least two, by default 4, or 12 where questions or multipliers follow released values. In the second one of the two
+            batches is empty.
         engine: how per-record gradients are computed, "vmap" or "loop"; by default what `train` would choose.
         loop: a training loop of one's own, called with a `Private` as `make_private` returns it; `loss_fn` may then be None.
         loss_reduction, scheduler: for such a loop, as in `make_private`; the scheduler as a function of the optimiser.
@@ -149,12 +150,15 @@ def replay(
     Raises:
         InvalidArgument, UnsupportedModel: as `train` would, or because the runs cannot be compared.
     """
-    validate.whole("steps", steps, "one of the steps has an empty batch", "Use steps=4", least=LONE_STEP)
+    if steps is not None:
+        validate.whole("steps", steps, "one of the steps has an empty batch", "Use steps=4", least=LONE_STEP)
     if loss_fn is None and loop is None:
         raise InvalidArgument(
             "loss_fn", None, "there is nothing to differentiate", "Pass a loss, or a loop of your own"
         )
     recipe = audited_recipe(plan)
+    follows = isinstance(recipe.noise, FeedbackNoise) or isinstance(recipe.update, SteeringUpdate)
+    steps = steps or (12 if follows else 4)
     records = as_records(data)
     if not isinstance(model, nn.Module):
         raise InvalidArgument("model", model, f"it is a {type(model).__name__}", "Pass a torch.nn.Module")

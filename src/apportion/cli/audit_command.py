@@ -68,7 +68,7 @@ class Attacked(Subject):
 @options.declared_in(Replayed)
 def replay(
     recipe: PrivateRecipe = "abadi",
-    steps: Annotated[int, option("Steps to replay, at least 2.")] = 4,
+    steps: Annotated[int | None, option("Steps to replay, at least 2.", "4, or 12 for recipes that ask more")] = None,
     data_dir: options.DataDir = None,
     as_json: options.Json = False,
     **said: Any,
