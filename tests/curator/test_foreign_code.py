@@ -404,7 +404,7 @@ ap.train(Slow(4, 2), torch.nn.functional.cross_entropy, Pairs(), plan, lr=0.1, e
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_program_with_a_damaged_record_runs_until_ctrl_c(workers):
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM.replace("WORKERS", str(workers))],

@@ -126,6 +126,7 @@ def test_an_interrupted_search_goes_on(search, tmp_path, monkeypatch):
     assert len(more.trials) == 10
 
 
+@pytest.mark.slow
 def test_processes_train_at_one_time(search):
     alone, together = search(), search(processes=2)
     assert together.trials == alone.trials or sorted(map(str, together.trials)) == sorted(map(str, alone.trials))
