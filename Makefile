@@ -25,7 +25,7 @@ demo: $(VENV)/installed  ## compare eight private recipes with non-private train
 	$(BIN)/apportion compare demo --out runs/demo
 
 test: $(VENV)/installed-dev  ## the core test suite
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow"
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow"
 
 audit: $(VENV)/installed-dev  ## attack the library with canaries, and builds of it that are broken on purpose (minutes)
 	$(BIN)/apportion audit run --out runs/audit.html

@@ -550,6 +550,7 @@ assert run.steps == 2
 """
 
 
+@pytest.mark.slow
 def test_a_program_ends_silently_with_its_workers():
     done = subprocess.run([sys.executable, "-W", "error", "-c", PROGRAM], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
