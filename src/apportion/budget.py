@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from apportion.validate import DELTA, Checked, check, in_open_unit, instance_of, positive
+from apportion.errors import InvalidArgument
+from apportion.validate import DELTA, Checked, check, in_open_unit, instance_of, positive, probability, shown
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,43 @@ UNITS: Mapping[str, type[Record]] = {Record.name: Record}
 """The units of privacy by name."""
 
 
+def _read_name(argument: str, value: Any, why: str, fix: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidArgument(argument, shown(value), f"it must be a text, because {why}", fix)
+    return value
+
+
+@dataclass(frozen=True)
+class Group(Checked):
+    """People who ask for the same ε. Who belongs to which group, each budget and each share are public, declared facts.
+
+    Args:
+        name: by which the group is asked for.
+        epsilon: ε_p, the budget of each of its members.
+        share: r_p, the declared part of the population that is in it.
+    """
+
+    prefix = "group"
+    name: str = field(metadata=check(_read_name, "the group is asked for by it", 'Try name="strict"'))
+    epsilon: float = field(metadata=check(positive, "it is the privacy loss that a member allows", "Try epsilon=1.0"))
+    share: float = field(
+        metadata=check(probability, "it is the declared part of the population in the group", "Leave empty groups out")
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Budget(Checked):
     """The guarantee asked for: (ε, δ)-differential privacy for one unit.
 
     For all neighbouring data sets D, D′ and every set S of results: P[M(D) ∈ S] ≤ e^ε · P[M(D′) ∈ S] + δ.
 
-    None of the three has a default: how much privacy to give up, and whose, is the decision of the person who trains.
+    Nothing has a default: how much privacy to give up, and whose, is the decision of the person who trains.
+
+    Args:
+        epsilon: ε; with groups the largest of theirs, which holds for everybody.
+        delta: δ, the same for all.
+        unit: whom the guarantee protects.
+        groups: with budgets of their own (`of_groups`). For data sets that differ in a member of group p, ε_p holds.
 
     Examples:
         >>> import apportion as ap
@@ -49,6 +81,46 @@ class Budget(Checked):
             "Pass unit=apportion.Record() to protect single records",
         )
     )
+    groups: tuple[Group, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.groups) is not tuple or not all(type(group) is Group for group in self.groups):
+            raise InvalidArgument(
+                "groups", shown(self.groups), "it is not a tuple of Group", "Use apportion.Budget.of_groups"
+            )
+        if not self.groups:
+            return
+        names, shares = [group.name for group in self.groups], [group.share for group in self.groups]
+        if len(set(names)) != len(names):
+            raise InvalidArgument("groups", names, "two groups have one name", "Give each a name of its own")
+        if not math.isclose(math.fsum(shares), 1.0, abs_tol=1e-6):
+            reason = f"the shares add up to {math.fsum(shares):.6g}, and everybody is in one group"
+            raise InvalidArgument("groups", shares, reason, "Declare shares that add up to 1")
+        if self.epsilon != max(group.epsilon for group in self.groups):
+            reason = "it must be the largest of the groups' budgets, which holds for everybody"
+            raise InvalidArgument("epsilon", self.epsilon, reason, "Use apportion.Budget.of_groups")
+
+    @classmethod
+    def of_groups(
+        cls, groups: Mapping[str, tuple[float, float]] | Sequence[Group], *, delta: float, unit: Record
+    ) -> Budget:
+        """A budget for each group, from {name: (ε_p, share of the population)}. (Boenisch et al. 2023, individualised DP.)
+
+        Budgets and who asked for which must be public. If a budget itself is sensitive ("she asked for little, so she has something to
+        hide"), parameters that are chosen from it tell of it: then use one ε for all, the smallest.
+
+        Examples:
+            >>> import apportion as ap
+            >>> groups = {"strict": (1.0, 0.34), "medium": (2.0, 0.43), "loose": (3.0, 0.23)}
+            >>> budget = ap.Budget.of_groups(groups, delta=1e-5, unit=ap.Record())
+            >>> budget.epsilon, [group.name for group in budget.groups]
+            (3.0, ['strict', 'medium', 'loose'])
+        """
+        declared = tuple(groups) if not isinstance(groups, Mapping) else tuple(_read_groups(groups))
+        if not declared or not all(isinstance(group, Group) for group in declared):
+            raise InvalidArgument("groups", shown(groups), "it holds no groups", 'Pass {"strict": (1.0, 0.5), ...}')
+        return cls(epsilon=max(group.epsilon for group in declared), delta=delta, unit=unit, groups=declared)
 
     def warn_if_weak(self, population: float) -> None:
         """Warn when δ > 1/population: publishing one whole record at random would satisfy such a guarantee."""
@@ -59,6 +131,14 @@ class Budget(Checked):
                 UserWarning,
                 stacklevel=3,
             )
+
+
+def _read_groups(groups: Mapping[str, tuple[float, float]]) -> list[Group]:
+    try:
+        return [Group(name, *values) for name, values in groups.items()]
+    except TypeError:
+        reason = "each group needs its epsilon and its share of the population"
+        raise InvalidArgument("groups", shown(dict(groups)), reason, 'Pass {"strict": (1.0, 0.5), ...}') from None
 
 
 def require_budget(argument: str, value: object) -> Budget:
