@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from apportion import accounting, audit, data
     from apportion.accounting.accountant import PrivacyLossAccountant
     from apportion.accounting.ledger import Ledger
-    from apportion.budget import Budget, Public, Record
+    from apportion.budget import Budget, Group, Public, Record, User
     from apportion.errors import (
         ApportionError,
         BudgetExhausted,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         Event,
         FirstGain,
         Frame,
+        GroupFactors,
         Line,
         LowestLoss,
         NormSum,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
         Request,
         UnclippedCount,
     )
-    from apportion.strategies import clip, noise, recipes, update
+    from apportion.strategies import clip, noise, people, recipes, update
     from apportion.strategies.citations import cite
     from apportion.strategies.clip.clip_schedule import ClipSchedule
     from apportion.strategies.context import Context
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         FeedbackNoise,
         MultisetNoise,
         NoiseSchedule,
+        People,
         SteeringUpdate,
         Update,
         ValidatedNoise,
@@ -87,6 +89,8 @@ __all__ = [
     "FeedbackNoise",
     "FirstGain",
     "Frame",
+    "Group",
+    "GroupFactors",
     "InvalidArgument",
     "Ledger",
     "Line",
@@ -95,6 +99,7 @@ __all__ = [
     "MultisetNoise",
     "NoiseSchedule",
     "NormSum",
+    "People",
     "Plan",
     "PrivacyLossAccountant",
     "PrivacyViolation",
@@ -111,6 +116,7 @@ __all__ = [
     "UnclippedCount",
     "UnsupportedModel",
     "Update",
+    "User",
     "ValidatedNoise",
     "WrongOrder",
     "accounting",
@@ -122,6 +128,7 @@ __all__ = [
     "fix",
     "make_private",
     "noise",
+    "people",
     "plan",
     "recipes",
     "report",
@@ -138,7 +145,7 @@ __getattr__, __dir__ = lazy_names(
         "accounting.accountant": ("PrivacyLossAccountant",),
         "accounting.ledger": ("Ledger",),
         "audit": (".",),
-        "budget": ("Budget", "Public", "Record"),
+        "budget": ("Budget", "Group", "Public", "Record", "User"),
         "data": (".",),
         "errors": (
             "ApportionError",
@@ -158,17 +165,18 @@ __getattr__, __dir__ = lazy_names(
         "reporting.write": ("report",),
         "request": (
             *("ClippedSum", "Event", "FirstGain", "Frame", "Line", "LowestLoss", "NormSum", "Released", "Request"),
-            "UnclippedCount",
+            *("GroupFactors", "UnclippedCount"),
         ),
         "strategies.citations": ("cite",),
         "strategies.clip": (".",),
         "strategies.clip.clip_schedule": ("ClipSchedule",),
         "strategies.context": ("Context",),
         "strategies.noise": (".",),
+        "strategies.people": (".",),
         "strategies.recipes": (".", "Recipe"),
         "strategies.roles": (
             *("AskGradient", "AskingUpdate", "Clip", "FeedbackNoise", "MultisetNoise", "NoiseSchedule"),
-            *("SteeringUpdate", "Update", "ValidatedNoise"),
+            *("People", "SteeringUpdate", "Update", "ValidatedNoise"),
         ),
         "strategies.update": (".",),
         "training.private": ("make_private",),

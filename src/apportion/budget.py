@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from apportion.errors import InvalidArgument
-from apportion.validate import DELTA, Checked, check, in_open_unit, instance_of, positive, probability, shown
+from apportion.validate import (
+    DELTA,
+    Checked,
+    check,
+    checked,
+    in_open_unit,
+    instance_of,
+    known,
+    one_of,
+    positive,
+    probability,
+    shown,
+    whole,
+)
 
 
 @dataclass(frozen=True)
@@ -22,9 +35,61 @@ class Record:
 
     name = "record"
     neighbours = "add or remove one record"
+    coins_per_unit = 1
 
 
-UNITS: Mapping[str, type[Record]] = {Record.name: Record}
+Selector = Callable[[Any, Any], Any] | Sequence[Any] | str | int
+"""What tells something of every record: a value for each in an array, the name or number of one of its inputs, or a function of its inputs
+and target."""
+
+
+@dataclass(frozen=True)
+class User(Checked):
+    """The unit of privacy is one user, with all records that the user has.
+
+    The records of a user that are in a batch are one vector, which is clipped to C as a whole. With `User`, population and sampling rate
+    count users.
+
+    Args:
+        ids: whose each record is: an array with one entry for each record, the name or number of one of the inputs, or a function of a
+            record's inputs and target. It is used where the records are, and never written to a plan.
+        k_max: how many records of a user are used at most. Of a user with more, those with the smallest keyed hash of the user's name and
+            their place among the user's own records; whether there is such a user is never said.
+        pooling: "mean" or "sum" of the gradients of a user's records, before clipping.
+        coins: "user": one coin for each user, with probability q, and then all of the records. "record": one coin for each record, with
+            probability q; a user is then in a batch with probability up to 1 − (1 − q)^k_max, and that is the rate that is paid for.
+
+    Guarantee: adding or removing all records of one user moves a clipped sum by at most C, and a count by ½.
+    """
+
+    name = "user"
+    neighbours = "add or remove all records of one user"
+    prefix = "unit"
+    ids: Selector | None = field(default=None, compare=False, repr=False)
+    k_max: int | None = checked(None, whole, "it is a number of records")
+    pooling: str = checked("mean", one_of("mean", "sum"), "the records of a user are pooled in one of two ways")
+    coins: str = checked("user", one_of("user", "record"), "coins are tossed for users or for records")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.coins == "record" and self.k_max is None:
+            reason = "with coins for records the price of a user depends on how many of them the user has"
+            raise InvalidArgument(
+                "unit.k_max", None, reason, "Declare k_max=, the most records of a user that are used"
+            )
+
+    @property
+    def coins_per_unit(self) -> int:
+        """How many coins of a draw may belong to one user."""
+        return 1 if self.coins == "user" else self.k_max or 1
+
+    def describe(self) -> dict[str, Any]:
+        """What is public of it."""
+        return {"k_max": self.k_max, "pooling": self.pooling, "coins": self.coins}
+
+
+Unit = Record | User
+UNITS: Mapping[str, type[Record] | type[User]] = {Record.name: Record, User.name: User}
 """The units of privacy by name."""
 
 
@@ -65,6 +130,7 @@ class Budget(Checked):
         delta: δ, the same for all.
         unit: whom the guarantee protects.
         groups: with budgets of their own (`of_groups`). For data sets that differ in a member of group p, ε_p holds.
+        labels: the group of each record, by its name or its number; as `ids` of `User`. Not part of a plan.
 
     Examples:
         >>> import apportion as ap
@@ -74,14 +140,15 @@ class Budget(Checked):
 
     epsilon: float = field(metadata=check(positive, "it is the privacy loss to be spent", "Try epsilon=3.0"))
     delta: float = field(metadata=check(in_open_unit, *DELTA))
-    unit: Record = field(
+    unit: Unit = field(
         metadata=check(
-            instance_of(Record),
+            instance_of((Record, User)),
             "it must say whom the guarantee protects; a guarantee for a row is not one for a person with many rows",
-            "Pass unit=apportion.Record() to protect single records",
+            "Pass unit=apportion.Record() to protect single records, or apportion.User(ids) to protect whoever owns them",
         )
     )
     groups: tuple[Group, ...] = field(default=(), repr=False)
+    labels: Selector | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,7 +170,12 @@ class Budget(Checked):
 
     @classmethod
     def of_groups(
-        cls, groups: Mapping[str, tuple[float, float]] | Sequence[Group], *, delta: float, unit: Record
+        cls,
+        groups: Mapping[str, tuple[float, float]] | Sequence[Group],
+        *,
+        delta: float,
+        unit: Unit,
+        labels: Selector | None = None,
     ) -> Budget:
         """A budget for each group, from {name: (ε_p, share of the population)}. (Boenisch et al. 2023, individualised DP.)
 
@@ -120,7 +192,20 @@ class Budget(Checked):
         declared = tuple(groups) if not isinstance(groups, Mapping) else tuple(_read_groups(groups))
         if not declared or not all(isinstance(group, Group) for group in declared):
             raise InvalidArgument("groups", shown(groups), "it holds no groups", 'Pass {"strict": (1.0, 0.5), ...}')
-        return cls(epsilon=max(group.epsilon for group in declared), delta=delta, unit=unit, groups=declared)
+        epsilon = max(group.epsilon for group in declared)
+        return cls(epsilon=epsilon, delta=delta, unit=unit, groups=declared, labels=labels)
+
+    @property
+    def strictest(self) -> float:
+        """The smallest ε that somebody asked for."""
+        return min((group.epsilon for group in self.groups), default=self.epsilon)
+
+    def group_number(self, name: str) -> int:
+        """The place of a group, by its name."""
+        names = [group.name for group in self.groups]
+        if not names:
+            raise InvalidArgument("group", shown(name), "the budget is the same for everybody", "Leave it out")
+        return names.index(known("group", name, names, "there is no such group"))
 
     def warn_if_weak(self, population: float) -> None:
         """Warn when δ > 1/population: publishing one whole record at random would satisfy such a guarantee."""

@@ -18,6 +18,7 @@ from typing import Any
 from apportion import validate
 from apportion.accounting.accountant import PRICED, Accountant, PrivacyLossAccountant, RunningPrice, count_events
 from apportion.accounting.calibration import calibrate, longest_affordable
+from apportion.accounting.group_calibration import GroupProblem
 from apportion.accounting.rules import (
     ConcentratedFilter,
     FixedPlan,
@@ -27,12 +28,13 @@ from apportion.accounting.rules import (
     Rule,
     fits,
 )
-from apportion.budget import UNITS, Budget, require_budget
+from apportion.budget import UNITS, Budget, Group, Selector, User, require_budget
 from apportion.errors import InvalidArgument
-from apportion.request import Event, Noised, NormSum, Request
+from apportion.request import Event, GroupFactors, Noised, NormSum, Request, event_for, rate_of_any
 from apportion.sampling import MOST_STEPS, Sampling
 from apportion.strategies.context import Context
 from apportion.strategies.descriptions import build
+from apportion.strategies.people import Scale
 from apportion.strategies.recipes import Recipe, named
 from apportion.strategies.roles import (
     AskGradient,
@@ -73,6 +75,7 @@ class Plan:
             these are the declared tokens of a multiset, or under a filter those of a reference run that just fits into it.
         spare: tokens beyond the T steps, for steps that are taken again after a crash. They have the smallest multiplier of the plan,
             so that each covers any step, and cost like any other. A filter needs none: it pays for what is asked.
+        factors: of each group of the budget, in its order; none if the budget is the same for everybody.
 
     Examples:
         >>> import apportion as ap
@@ -89,6 +92,7 @@ class Plan:
     sampling: Sampling
     multipliers: tuple[float, ...]
     spare: int = 0
+    factors: tuple[GroupFactors, ...] = ()
 
     def __post_init__(self) -> None:
         for name, kind in (("recipe", Recipe), ("sampling", Sampling)):
@@ -100,6 +104,13 @@ class Plan:
         reason = "without noise there is no privacy"
         positive = (validate.positive("multipliers", one, reason, "Use apportion.plan") for one in self.multipliers)
         validate.store(self, multipliers=tuple(positive), spare=_require_spare(self.spare, self.recipe))
+        if len(self.factors) != len(self.budget.groups):
+            raise InvalidArgument(
+                "factors",
+                f"{len(self.factors)} of them",
+                f"the budget has {len(self.budget.groups)} groups",
+                "Use apportion.plan",
+            )
         if not 0 < len(self.multipliers) <= self.sampling.steps:
             raise InvalidArgument(
                 "multipliers",
@@ -141,7 +152,37 @@ class Plan:
     def tokens(self) -> tuple[Event, ...]:
         """The events of its multipliers in order, then the spare ones. All are declared to the account, but for a filter."""
         multipliers = self.multipliers + (min(self.multipliers),) * self.spare
-        return tuple(Event(self.sampling.sample_rate, multiplier) for multiplier in multipliers)
+        rate, coins = self.sampling.sample_rate, self.budget.unit.coins_per_unit
+        return tuple(event_for(rate, multiplier, self.factors, (), coins) for multiplier in multipliers)
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The public constant by which sums are divided: the expected number of records, or of users, in a batch."""
+        rate = rate_of_any(self.sampling.sample_rate, self.budget.unit.coins_per_unit)
+        return rate * self.sampling.population
+
+    def group_epsilon(self, name: str) -> float:
+        """The price of all tokens for a member of a group, at most that group's ε."""
+        return self.rule().epsilon(self.budget.delta, self.budget.group_number(name))
+
+    def with_owners(self, *, ids: Selector | None = None, labels: Selector | None = None) -> Plan:
+        """The same plan with whose each record is, and in which group: a plan from a file does not hold them.
+
+        Args:
+            ids: as of `User`.
+            labels: as of `Budget`.
+        """
+        budget = self.budget
+        if ids is not None:
+            if not isinstance(budget.unit, User):
+                reason = f"the unit of privacy of the plan is the {budget.unit.name}"
+                raise InvalidArgument("ids", type(ids).__name__, reason, "Leave them out")
+            budget = replace(budget, unit=replace(budget.unit, ids=ids))
+        if labels is not None:
+            if not budget.groups:
+                raise InvalidArgument("labels", type(labels).__name__, "the budget has no groups", "Leave them out")
+            budget = replace(budget, labels=labels)
+        return replace(self, budget=budget)
 
     @property
     def accountant(self) -> str:
@@ -155,12 +196,12 @@ class Plan:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, also one from a pickle, is checked and priced anew: what was computed before is left behind."""
-        return Plan, (self.recipe, self.budget, self.sampling, self.multipliers, self.spare)
+        return Plan, (self.recipe, self.budget, self.sampling, self.multipliers, self.spare, self.factors)
 
     def rule(self) -> Rule:
         """The rule under which an account executes the plan: it follows from the types of the strategies (`strategies/roles.py`)."""
         if self.filtered:
-            return choose_filter(self.recipe, self.budget, self.sampling.sample_rate, self.multipliers)
+            return choose_filter(self.recipe, self.budget, self.tokens)
         if isinstance(self.noise, MultisetNoise):
             return Multiset(count_events(self.tokens), self.budget, self.steps)
         return FixedPlan(self.tokens, self.spare)
@@ -175,7 +216,7 @@ class Plan:
         return replace(before, noise_multiplier=self.scale * relative)
 
     def _context(self, step: int, multiplier: float, shapes: Mapping[str, tuple[int, ...]]) -> Context:
-        rate, size = self.sampling.sample_rate, self.sampling.expected_batch_size
+        rate, size = self.sampling.sample_rate, self.expected_batch_size
         return Context(step, self.steps, rate, size, multiplier, shapes)
 
     def begin_noise(self, parameter_shapes: Mapping[str, tuple[int, ...]]) -> Any:
@@ -189,15 +230,15 @@ class Plan:
         Args:
             question: of an update that asks; an ordinary gradient if it is not given.
         """
-        rate, size = self.sampling.sample_rate, self.sampling.expected_batch_size
+        rate, size, coins = self.sampling.sample_rate, self.expected_batch_size, self.budget.unit.coins_per_unit
         question = question or AskGradient()
         if not isinstance(question, AskGradient):
-            return Request(rate, math.inf, size, (question,))
+            return Request(rate, math.inf, size, (question,), self.factors, coins)
         context = replace(context, noise_multiplier=context.noise_multiplier * question.noise)
         releases = self.clip.propose(clip_state, context)
         if question.threshold != 1:
             releases = tuple(scale_threshold(release, question.threshold) for release in releases)
-        return Request(rate, context.noise_multiplier, size, releases)
+        return Request(rate, context.noise_multiplier, size, releases, self.factors, coins)
 
     def thresholds(self) -> list[float]:
         """The first threshold of each step, as far as it is known before anything was released."""
@@ -207,15 +248,16 @@ class Plan:
         state = self.clip.init(contexts[0])
         return [self.request(context, state).sums[0].threshold for context in contexts]
 
-    def spending(self, points: int = POINTS) -> list[tuple[int, float]]:
+    def spending(self, points: int = POINTS, group: int | None = None) -> list[tuple[int, float]]:
         """(step, ε of the steps so far) at the first step, then evenly spaced up to the last; the whole price at each, if prices
-        follow released values."""
+        follow released values. For everybody, or for a group by its number."""
         shown = {1, *(math.ceil(self.steps * number / points) for number in range(1, points + 1))}
         if self.rule().adaptive:
-            return [(step, self.epsilon) for step in sorted(shown)]
-        running = RunningPrice(count_events(self.tokens), self.budget.delta)
+            return [(step, self.rule().epsilon(self.budget.delta, group)) for step in sorted(shown)]
+        tokens = self.tokens if group is None else tuple(one.of_group(group) for one in self.tokens)
+        running = RunningPrice(count_events(tokens), self.budget.delta)
         spent = []
-        for step, token in enumerate(self.tokens[: self.steps], start=1):
+        for step, token in enumerate(tokens[: self.steps], start=1):
             running.add(token)
             if step in shown:
                 spent.append((step, running.epsilon()))
@@ -229,7 +271,8 @@ class Plan:
             f"{self.recipe.name}: ε = {self.epsilon:.4f} of {budget.epsilon:g}, δ = {budget.delta:g}, unit: one {budget.unit.name}",
             *([f"rule: {self.rule().name}; {_PROMISES[self.filtered]}"] if self.rule().adaptive else []),
             f"{self.steps:,} steps{shortened}, {self.spare:,} spare; q = {sampling.sample_rate:.4g}, "
-            f"{sampling.expected_batch_size:g} of {sampling.population:,} expected in a batch",
+            f"{self.expected_batch_size:g} of {sampling.population:,} expected in a batch",
+            *self._group_lines(),
             f"{'step':>9}{'epoch':>8}{'noise z':>10}{'clip C':>10}{'ε so far':>10}",
         ]
         thresholds = self.thresholds()
@@ -239,6 +282,19 @@ class Plan:
                 f"{step:>9,}{epoch:>8,}{self.multipliers[step - 1]:>10.4g}{thresholds[step - 1]:>10.4g}{spent:>10.4f}"
             )
         return "\n".join(lines)
+
+    def _group_lines(self) -> list[str]:
+        """What each group gets and pays."""
+        if not self.factors:
+            return []
+        lines = [f"{'group':>12}{'share':>8}{'rate':>11}{'clip':>9}{'ε':>9}{'budget':>9}"]
+        for group, one in zip(self.budget.groups, self.factors, strict=True):
+            rate = f"{self.sampling.sample_rate * one.rate:.4g}"
+            spent = self.group_epsilon(group.name)
+            lines.append(
+                f"{group.name:>12}{group.share:>8.3g}{rate:>11}{one.clip:>8.3g}C{spent:>9.4f}{group.epsilon:>9g}"
+            )
+        return lines
 
     def _repr_html_(self) -> str:
         """For notebooks: noise, threshold and ε spent, drawn."""
@@ -251,10 +307,11 @@ class Plan:
         multipliers = [[multiplier, sum(1 for _ in group)] for multiplier, group in groupby(self.multipliers)]
         return {
             "recipe": self.recipe.describe(),
-            "budget": {"epsilon": self.budget.epsilon, "delta": self.budget.delta, "unit": self.budget.unit.name},
+            "budget": _describe_budget(self.budget),
             "sampling": asdict(self.sampling),
             "spare": self.spare,
             "multipliers": multipliers,
+            **({"factors": [asdict(one) for one in self.factors]} if self.factors else {}),
         }
 
     def to_json(self) -> str:
@@ -271,17 +328,16 @@ class Plan:
         try:
             described = content["recipe"]
             roles: dict[str, Any] = {
-                role: None if described[role] is None else build(role, described[role])
-                for role in ("clip", "noise", "update", "model")
+                role: None if described.get(role) is None else build(role, described[role])
+                for role in ("clip", "noise", "update", "people", "model")
             }
-            budget = content["budget"]
-            unit = UNITS[validate.known("unit", budget["unit"], UNITS, "there is no such unit of privacy")]()
             plan = cls(
                 recipe=Recipe(**roles, name=str(described["name"])),
-                budget=Budget(epsilon=budget["epsilon"], delta=budget["delta"], unit=unit),
+                budget=_read_budget(content["budget"]),
                 sampling=Sampling.declare(**content["sampling"]),
                 multipliers=tuple(_spread(content["multipliers"])),
                 spare=content["spare"],
+                factors=tuple(GroupFactors(**one) for one in content.get("factors", ())),
             )
             stated = validate.positive("epsilon", content["epsilon"], "it is the plan's price", "Restore the file")
         except InvalidArgument:
@@ -297,6 +353,9 @@ class Plan:
             raise _edited(f"its multipliers cost ε = {self.epsilon:.6g}, and it states {stated:.6g}")
         if self.epsilon > self.budget.epsilon * (1 + _SAME_SHAPE):
             raise _edited(f"it costs ε = {self.epsilon:.6g}, more than its budget of {self.budget.epsilon:g}")
+        for group, one in zip(self.budget.groups, self.factors, strict=True):
+            if self.group_epsilon(group.name) > group.epsilon * (1 + _SAME_SHAPE) or one.share != group.share:
+                raise _edited(f"the group {group.name!r} costs more than its budget, or has another share")
         if self.filtered and not fits(self.rule(), _reference(self.recipe, self.tokens)):
             raise _edited("its reference run does not fit into its filter")
         shape = _shape(self.recipe, self.sampling)[: self.steps]
@@ -359,15 +418,22 @@ def plan_steps(
     """
     spare = _require_spare(spare, recipe)
     budget.warn_if_weak(sampling.population)
+    recipe = _with_people(recipe, budget)
     noise = _require_noise(recipe)
-    shape, rate = _shape(recipe, sampling), sampling.sample_rate
+    shape, rate = _shape(recipe, sampling), rate_of_any(sampling.sample_rate, budget.unit.coins_per_unit)
     if recipe.needs_filter:
         return _plan_filter(recipe, budget, sampling, shape)
     accountant, spares = accountant or PrivacyLossAccountant(), [min(shape)] * spare
+    if recipe.people is not None:
+        problem = GroupProblem(
+            budget.groups, spares + shape, sampling.sample_rate, budget.delta, accountant, budget.unit.coins_per_unit
+        )
+        found = recipe.people.solve(problem)
+        return Plan(recipe, budget, sampling, tuple(found.scale * one for one in shape), spare, found.factors)
     if noise.multiplier is None:
         scale = calibrate(accountant, spares + shape, sample_rate=rate, epsilon=budget.epsilon, delta=budget.delta)
         return Plan(recipe, budget, sampling, tuple(scale * relative for relative in shape), spare)
-    events = [Event(rate, noise.multiplier * relative) for relative in spares + shape]
+    events = [Event(rate, noise.multiplier * relative) for relative in spares + shape]  # of units, as they are charged
     affordable = longest_affordable(accountant, events, epsilon=budget.epsilon, delta=budget.delta) - spare
     affordable -= affordable % _draws(recipe)
     if affordable <= 0 or (isinstance(noise, MultisetNoise) and affordable < len(shape)):
@@ -421,13 +487,58 @@ def _require_spare(spare: int, recipe: Recipe) -> int:
     return spare
 
 
-def choose_filter(recipe: Recipe, budget: Budget, sample_rate: float, multipliers: Sequence[float]) -> Rule:
+def choose_filter(recipe: Recipe, budget: Budget, events: Sequence[Event]) -> Rule:
     """The tightest filter that covers a recipe: without sampling sums of μ² or ρ, otherwise Rényi orders around a reference run."""
-    steps = len(multipliers)
-    if sample_rate == 1:
+    steps = len(events)
+    if events[0].sample_rate == 1:
         kind = ConcentratedFilter if isinstance(recipe.update, AskingUpdate) else GaussianFilter
         return kind(budget, steps)
-    return RenyiFilter.around(budget, _reference(recipe, (Event(sample_rate, z) for z in multipliers)), steps)
+    return RenyiFilter.around(budget, _reference(recipe, events), steps)
+
+
+def _with_people(recipe: Recipe, budget: Budget) -> Recipe:
+    """The recipe with what groups get, where the budget has groups. Refuses what no rule covers together."""
+    if not budget.groups:
+        if recipe.people is not None:
+            raise InvalidArgument(
+                "people",
+                type(recipe.people).__name__,
+                "it treats groups of people differently, and the budget is the same for everybody",
+                "Use apportion.Budget.of_groups, or leave people out",
+            )
+        return recipe
+    noise = _require_noise(recipe)
+    reason, fix = "", ""
+    if recipe.needs_filter:
+        culprit = recipe.update if isinstance(recipe.update, AskingUpdate) else noise
+        reason = f"{type(culprit).__name__} needs a filter, which covers one budget for everybody; groups need tokens that are declared"
+        fix = "Use a noise schedule, or yu-validation, whose multiset covers groups"
+    elif noise.multiplier is not None:
+        reason = "rates and thresholds of the groups are solved together with the noise"
+        fix = "Leave noise.multiplier out"
+    if reason:
+        raise InvalidArgument("budget.groups", [group.name for group in budget.groups], reason, fix)
+    return recipe if recipe.people is not None else replace(recipe, people=Scale())
+
+
+def _describe_budget(budget: Budget) -> dict[str, Any]:
+    """What is public of a budget: not whose each record is."""
+    unit = budget.unit.describe() if isinstance(budget.unit, User) else {}
+    groups = {"groups": [asdict(group) for group in budget.groups]} if budget.groups else {}
+    return {
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "unit": budget.unit.name,
+        **({"user": unit} if unit else {}),
+        **groups,
+    }
+
+
+def _read_budget(described: Mapping[str, Any]) -> Budget:
+    kind = UNITS[validate.known("unit", described["unit"], UNITS, "there is no such unit of privacy")]
+    unit = User(**described["user"]) if kind is User else kind()
+    groups = tuple(Group(**one) for one in described.get("groups", ()))
+    return Budget(epsilon=described["epsilon"], delta=described["delta"], unit=unit, groups=groups)
 
 
 def _reference(recipe: Recipe, events: Iterable[Event]) -> Mapping[Event, int]:
@@ -437,12 +548,11 @@ def _reference(recipe: Recipe, events: Iterable[Event]) -> Mapping[Event, int]:
 
 def _plan_filter(recipe: Recipe, budget: Budget, sampling: Sampling, shape: Sequence[float]) -> Plan:
     """The smallest scale at which the reference run fits into its filter."""
-    rate, noise = sampling.sample_rate, _require_noise(recipe)
+    rate, noise = rate_of_any(sampling.sample_rate, budget.unit.coins_per_unit), _require_noise(recipe)
 
     def affordable(scale: float) -> bool:
-        multipliers = [scale * relative for relative in shape]
-        rule = choose_filter(recipe, budget, rate, multipliers)
-        return fits(rule, _reference(recipe, (Event(rate, z) for z in multipliers)))
+        events = [Event(rate, scale * relative) for relative in shape]
+        return fits(choose_filter(recipe, budget, events), _reference(recipe, events))
 
     low, high = PRICED[0], PRICED[1]
     if not affordable(high):
@@ -516,7 +626,17 @@ def _read(text: str) -> dict[str, Any]:
             f"this release of Apportion reads plans of version {FORMAT}",
             "Make the plan anew with `apportion plan`",
         )
-    known = ("apportion_plan", "recipe", "budget", "sampling", "spare", "multipliers", "epsilon", "accountant")
+    known = (
+        "apportion_plan",
+        "recipe",
+        "budget",
+        "sampling",
+        "spare",
+        "multipliers",
+        "factors",
+        "epsilon",
+        "accountant",
+    )
     for name in content:
         validate.known("plan", name, known, "a plan has no such part")
     return content

@@ -15,6 +15,11 @@ values, the multiplier may not.
 that gains enough (`FirstGain`). Either answer is an index and ε₀-DP by itself. All that is asked of a batch is fixed before its coins
 are tossed; its price is that of the parts together, without sampling, amplified once.
 
+**Groups.** People may ask for different ε. A request then has factors for each group: its members are drawn with the rate q·ρ_p, clipped
+to s_p·C, and weigh s_p in statistics. One of them moves the whitened answer by at most s_p/z, so for data sets that differ in a member of
+group p the request is the event (q·ρ_p, z/s_p), whatever the thresholds are. The event of a request names that of every group, and the one
+that covers all of them.
+
 The types here are final. A strategy of one's own may ask for any of them, but not for a subclass, whose sensitivity or price would be
 its own claim: `Request` and the curator look at the exact type. Numbers become plain floats, and a frame copies its tensors.
 """
@@ -39,6 +44,7 @@ from apportion.validate import (
     probability,
     shown,
     store,
+    whole,
 )
 
 if TYPE_CHECKING:
@@ -91,18 +97,36 @@ class Choice(Checked):
 
 @final
 @dataclass(frozen=True, slots=True)
+class GroupFactors(Checked):
+    """How a request treats the members of a group, in proportion to what it says for all. Public and constant during a run.
+
+    Args:
+        rate: ρ_p. They join a batch with probability q·ρ_p.
+        clip: s_p. Their gradients are clipped to s_p·C, and they weigh s_p in statistics.
+        share: r_p, the declared part of the population that is in the group.
+    """
+
+    share: float = field(metadata=check(probability, "it is a part of the population", "Use the declared share"))
+    rate: float = checked(1.0, positive, "it multiplies the sampling rate", "Use 1.0 for the rate of all")
+    clip: float = checked(1.0, positive, "it multiplies thresholds", "Use 1.0 for the threshold of all")
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Event(Checked):
     """What the accountant sees of a request: on a Poisson batch with rate q, a Gaussian with noise multiplier z, and choices.
 
     Args:
-        sample_rate: q.
-        noise_multiplier: z; ∞ for an event of choices alone.
+        sample_rate: q; with groups the largest of theirs.
+        noise_multiplier: z; ∞ for an event of choices alone. With groups the smallest of theirs: the event covers everybody.
         choices: the selections on the same batch.
+        groups: (q_p, z_p) of each group, in the order of the budget.
     """
 
     sample_rate: float = field(metadata=_RATE)
     noise_multiplier: float = field(metadata=_MULTIPLIER)
     choices: tuple[Choice, ...] = ()
+    groups: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)  # `super()` does not find a class with slots
@@ -113,19 +137,49 @@ class Event(Checked):
             raise InvalidArgument(
                 "noise_multiplier", math.inf, "an event that releases nothing is none", "Use a finite one"
             )
+        if self.groups:
+            store(self, groups=_read_pairs(self.groups))
+            rates, multipliers = zip(*self.groups, strict=True)
+            if self.choices or self.sample_rate < max(rates) or self.noise_multiplier > min(multipliers):
+                raise InvalidArgument(
+                    "groups",
+                    self.groups,
+                    "the event must cover each of them, and holds no choices",
+                    "Use Request.event()",
+                )
 
     def __repr__(self) -> str:
         choices = f", choices={self.choices!r}" if self.choices else ""
-        return f"Event(sample_rate={self.sample_rate!r}, noise_multiplier={self.noise_multiplier!r}{choices})"
+        groups = f", groups={self.groups!r}" if self.groups else ""
+        return f"Event(sample_rate={self.sample_rate!r}, noise_multiplier={self.noise_multiplier!r}{choices}{groups})"
+
+    def of_group(self, number: int) -> Event:
+        """What it is for a member of a group, counted from 0; the same for everybody if it has no groups."""
+        return Event(*self.groups[number]) if self.groups else self
 
     def covers(self, other: Event) -> bool:
-        """Whether `other` is dominated by this event: its rate is no larger, its multiplier no smaller, and each choice no dearer."""
+        """Whether `other` is dominated by this event, in every group: its rate is no larger, its multiplier no smaller, and each choice
+        no dearer."""
         return (
-            other.sample_rate <= self.sample_rate
+            len(self.groups) == len(other.groups)
+            and all(two[0] <= one[0] and two[1] >= one[1] for one, two in zip(self.groups, other.groups, strict=True))
+            and other.sample_rate <= self.sample_rate
             and other.noise_multiplier >= self.noise_multiplier
             and len(other.choices) <= len(self.choices)
             and all(one.covers(two) for one, two in zip(self.choices, other.choices, strict=False))
         )
+
+
+def _read_pairs(groups: Any) -> tuple[tuple[float, float], ...]:
+    fix = "Use Request.event()"
+    if not isinstance(groups, (tuple, list)) or not all(
+        isinstance(one, (tuple, list)) and len(one) == 2 for one in groups
+    ):
+        raise InvalidArgument("groups", shown(groups), "it does not hold pairs (q, z)", fix)
+    return tuple(
+        (probability("groups", rate, "it is a sampling rate", fix), positive("groups", multiplier, "it is noise", fix))
+        for rate, multiplier in groups
+    )
 
 
 def _copy_tensors(argument: str, tensors: Mapping[str, Tensor], why: str, fix: str) -> dict[str, Tensor]:
@@ -467,6 +521,9 @@ class Request(Checked):
             which is private.
         releases: clipped sums, whose parameter groups are disjoint, and statistics of the same batch, whose shares add up to 1; and
             selections.
+        groups: the factors of each group of people; none if all are treated alike.
+        coins_per_unit: k, how many coins of a draw may belong to one unit of privacy. It is in the batch with probability up to
+            1 − (1 − q)^k, which is the rate of the event.
 
     Examples:
         >>> from apportion.request import ClippedSum, Request, UnclippedCount
@@ -484,9 +541,12 @@ class Request(Checked):
         metadata=check(positive, "the noisy sum is divided by it", "Use sample_rate * population")
     )
     releases: tuple[Release, ...]
+    groups: tuple[GroupFactors, ...] = ()
+    coins_per_unit: int = checked(1, whole, "it is a number of coins")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._require_usable_groups()
         if type(self.releases) is not tuple or not all(type(one) in KINDS for one in self.releases):
             raise InvalidArgument(
                 "releases",
@@ -525,6 +585,31 @@ class Request(Checked):
                 "Ask once, with the share of both",
             )
 
+    def _require_usable_groups(self) -> None:
+        if type(self.groups) is not tuple or not all(type(one) is GroupFactors for one in self.groups):
+            reason = "it is not a tuple of GroupFactors; a subclass would be priced by its own claim"
+            raise InvalidArgument("groups", shown(self.groups), reason, "Pass (GroupFactors(share=1.0),)")
+        if any(rate > 1 for rate in self.rates):
+            raise InvalidArgument("groups", self.rates, "a sampling rate exceeds 1", "Use smaller factors")
+        if self.groups and any(type(release) in SELECTIONS for release in self.releases):
+            reason = "selections are priced for everybody alike, and groups have prices of their own"
+            raise InvalidArgument("groups", self.groups, reason, "Ask for gradients and statistics only")
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """q_p = q·ρ_p of each group; q alone if there are none."""
+        return tuple(self.sample_rate * one.rate for one in self.groups) or (self.sample_rate,)
+
+    @property
+    def clips(self) -> tuple[float, ...]:
+        """s_p of each group; 1 alone if there are none."""
+        return tuple(one.clip for one in self.groups) or (1.0,)
+
+    @property
+    def expected_weight(self) -> float:
+        """q·N·Σ_p r_p·ρ_p·s_p: what the records of a batch weigh in statistics together, as declared; q·N without groups."""
+        return self.expected_batch_size * (math.fsum(one.share * one.rate * one.clip for one in self.groups) or 1.0)
+
     @property
     def sums(self) -> tuple[ClippedSum, ...]:
         """The releases that make the gradient."""
@@ -547,11 +632,34 @@ class Request(Checked):
 
     def event(self) -> Event:
         """The price of this request. The only source of what is charged."""
-        return Event(self.sample_rate, self.noise_multiplier, tuple(release.choice() for release in self.selections))
+        choices = tuple(release.choice() for release in self.selections)
+        return event_for(self.sample_rate, self.noise_multiplier, self.groups, choices, self.coins_per_unit)
 
     def standard_deviation(self, release: Noised) -> float:
         """s = z·Δ/√w: the noise on every coordinate of the *sum* that `release` asks for."""
         return self.noise_multiplier * release.sensitivity / math.sqrt(release.share)
+
+
+def event_for(
+    sample_rate: float,
+    noise_multiplier: float,
+    groups: tuple[GroupFactors, ...] = (),
+    choices: tuple[Choice, ...] = (),
+    coins_per_unit: int = 1,
+) -> Event:
+    """The event of a request with rate q and multiplier z: for group p (q·ρ_p, z/s_p); with several coins the rate of at least one."""
+    if not groups:
+        return Event(rate_of_any(sample_rate, coins_per_unit), noise_multiplier, choices)
+    pairs = tuple((rate_of_any(sample_rate * one.rate, coins_per_unit), noise_multiplier / one.clip) for one in groups)
+    rates, multipliers = zip(*pairs, strict=True)
+    return Event(max(rates), min(multipliers), choices, pairs)
+
+
+def rate_of_any(rate: float, coins: int) -> float:
+    """1 − (1 − q)^k, the probability that at least one of k coins falls true; rounded up."""
+    if coins == 1 or rate == 1:
+        return rate
+    return min(1.0, -math.expm1(coins * math.log1p(-rate)) * (1 + 1e-12))
 
 
 @final
@@ -562,7 +670,7 @@ class Released:
     Args:
         request: what was asked (public).
         gradient: for each trained parameter, (clipped sum + noise) / expected batch size, in its own coordinates.
-        statistics: for each of `request.statistics`, (sum + noise) / expected batch size.
+        statistics: for each of `request.statistics`, (sum + noise) / expected weight of a batch, which is its size without groups.
         selected: for each of `request.selections`, the index of the chosen step size; `None` if a `FirstGain` found none.
     """
 

@@ -234,7 +234,11 @@ def charged_multiplier(factor):
 
 
 def sums(replacement):
-    return patched(curator_module, "clip_and_sum", lambda original: replacement)
+    return patched(
+        curator_module,
+        "clip_and_sum",
+        lambda original: lambda gradients, releases, clips: replacement(gradients, releases),
+    )
 
 
 def unclipped(gradients):
@@ -320,8 +324,8 @@ def failing_empty_batch(original):
 
 
 def noise_on_every_micro_batch(original):
-    def add(self, gradients, losses=()):
-        original(self, gradients, losses)
+    def add(self, *arguments):
+        original(self, *arguments)
         for name in self._sums:
             self._sums[name] = self._mechanisms.add_gaussian_noise(self._sums[name], 1.0, self._streams.noise, 1.0)
 
@@ -395,7 +399,7 @@ def without_a_fork(original):
 
 
 def realised_sampling(original):
-    return lambda records, rate, coins: original(records, min(1.0, 1.2 * rate), coins)
+    return lambda records, rates, *rest: original(records, [min(1.0, 1.2 * rate) for rate in rates], *rest)
 
 
 BROKEN = {

@@ -69,8 +69,8 @@ def replaced(owner, name, replacement):
 def one_batch_for_all(original):
     kept = []
 
-    def sample(records, rate, coins):
-        drawn = original(records, rate, coins)
+    def sample(records, *arguments):
+        drawn = original(records, *arguments)
         if not kept or max(kept[0], default=0) >= records:
             kept[:] = [drawn]
         return kept[0]

@@ -177,13 +177,14 @@ def records_in_frames():
 def an_open_draw():
     session = caller("session")
     draw = session.curator.open(session.next_request())
-    draw.add(gradients_by_name())
+    gradients = gradients_by_name()
+    draw.add(gradients, torch.arange(len(next(iter(gradients.values())))))
     return draw._sums.values()
 
 
 def micro_batches_of_a_draw():
     session = caller("session")
-    return next(session.curator.open(session.next_request()).micro_batches())
+    return next(session.curator.open(session.next_request()).micro_batches()).batch
 
 
 def gradients_by_name():

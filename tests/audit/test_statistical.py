@@ -97,7 +97,7 @@ def clipped_at_twice_the_threshold(monkeypatch):
     monkeypatch.setattr(
         curator,
         "clip_and_sum",
-        lambda gradients, releases: real(
+        lambda gradients, releases, clips: real(
             gradients, [replace(release, threshold=2 * release.threshold) for release in releases]
         ),
     )
@@ -105,7 +105,7 @@ def clipped_at_twice_the_threshold(monkeypatch):
 
 def everybody_is_drawn(monkeypatch):
     real = curator.poisson_sample
-    monkeypatch.setattr(curator, "poisson_sample", lambda records, rate, coins: real(records, 1.0, coins))
+    monkeypatch.setattr(curator, "poisson_sample", lambda records, rates, coins, groups: real(records, (1.0,), coins))
 
 
 def charged_for_twice_the_noise(monkeypatch):

@@ -153,7 +153,7 @@ class OneSumForAll:
 def shared_sums(books):
     model = nn.ParameterDict({name: nn.Parameter(torch.zeros(3)) for name in "abcd"})
     draw = curator(model, (torch.zeros(4, 1), torch.zeros(4)), books).open(request(multiplier=1e-3, size=2.0))
-    draw.add(OneSumForAll("abcd"))
+    draw.add(OneSumForAll("abcd"), torch.arange(2))
     return draw
 
 
@@ -334,10 +334,10 @@ def test_an_empty_batch_is_charged_and_noised(books, model, records):
 
 def test_every_request_has_its_own_draw(model, records, books):
     held = curator(model, records, books)
-    sizes = [sum(len(y) for _, y in held.open(request(rate=0.5)).micro_batches()) for _ in range(30)]
+    sizes = [sum(len(y) for (_, y), _ in held.open(request(rate=0.5)).micro_batches()) for _ in range(30)]
     assert len(set(sizes)) > 3
     members = [
-        frozenset(x[0].item() for inputs, _ in held.open(request(rate=0.5)).micro_batches() for x in inputs)
+        frozenset(x[0].item() for (inputs, _), _ in held.open(request(rate=0.5)).micro_batches() for x in inputs)
         for _ in range(10)
     ]
     assert len(set(members)) == 10

@@ -108,8 +108,8 @@ def test_coins_fall_with_their_rate(rate):
 
 
 def test_rate_one_takes_everyone_and_a_tiny_rate_no_one():
-    assert len(poisson_sample(10, 1.0, Randomness.seeded(1).next_draw().coins)) == 10
-    assert len(poisson_sample(10, 1e-18, Randomness.seeded(1).next_draw().coins)) == 0
+    assert len(poisson_sample(10, (1.0,), Randomness.seeded(1).next_draw().coins)) == 10
+    assert len(poisson_sample(10, (1e-18,), Randomness.seeded(1).next_draw().coins)) == 0
 
 
 def test_coins_of_different_records_and_draws_are_independent():
@@ -124,7 +124,7 @@ def test_coins_of_different_records_and_draws_are_independent():
 def test_batch_sizes_vary_as_poisson_sampling_does():
     """A fixed-size or shuffled sampler would have no variance, or too little."""
     source = Randomness.seeded(9)
-    sizes = [len(poisson_sample(100, 0.3, source.next_draw().coins)) for _ in range(3000)]
+    sizes = [len(poisson_sample(100, (0.3,), source.next_draw().coins)) for _ in range(3000)]
     assert np.mean(sizes) == pytest.approx(30, abs=0.4)
     assert np.var(sizes) == pytest.approx(21, rel=0.12)
 

@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 from apportion.curator.randomness import Stream
-from apportion.curator.records import DatasetRecords, as_records
+from apportion.curator.records import DatasetRecords, as_records, cut_evenly
 from apportion.errors import InvalidArgument
 
 INPUTS, TARGETS = torch.arange(12.0).reshape(6, 2), torch.arange(6)
@@ -147,8 +147,8 @@ def test_what_has_its_own_sampling_or_no_records_is_refused(data, words):
 
 def rows_of(data, size=6):
     """What a draw of everybody reads, one below the other, in this process."""
-    batches = as_records(data).read(np.arange(len(data)), size, Stream(bytes(32)))
-    return torch.cat([inputs.reshape(len(inputs), -1) for inputs, _ in batches])
+    batches = as_records(data).read(np.arange(len(data)), cut_evenly(len(data), size), Stream(bytes(32)))
+    return torch.cat([inputs.reshape(len(inputs), -1) for (inputs, _), _ in batches])
 
 
 class Odd(Dataset):
@@ -216,7 +216,7 @@ def test_an_item_that_cannot_be_joined_is_left_out_alone(odd):
 def test_an_item_of_another_make_becomes_a_plain_one(odd):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        (batch,) = as_records(Odd(KEPT[odd])).read(np.arange(6), 6, Stream(bytes(32)))
+        ((batch, _),) = as_records(Odd(KEPT[odd])).read(np.arange(6), cut_evenly(6, 6), Stream(bytes(32)))
     assert type(batch[0]) is torch.Tensor
     assert not batch[0].requires_grad
     assert torch.equal(batch[0], INPUTS)
@@ -272,7 +272,7 @@ PLACES = {
 @pytest.mark.parametrize("kind", [Buffered, ManyBuffered])
 def test_a_data_set_that_returns_its_one_buffer_is_copied_item_by_item(kind, place):
     """Otherwise all rows of a piece would be its last record."""
-    (batch,) = as_records(kind(PLACES[place]())).read(np.arange(6), 6, Stream(bytes(32)))
+    ((batch, _),) = as_records(kind(PLACES[place]())).read(np.arange(6), cut_evenly(6, 6), Stream(bytes(32)))
     found = torch.stack(tree_leaves(batch[0]), 1) if place == "list" else tree_leaves(batch[0])[0]
     assert torch.equal(found.float().reshape(6, 2), INPUTS)
 
@@ -295,7 +295,7 @@ class Views(Dataset):
 def test_rows_of_one_tensor_are_apart():
     records = as_records(Views())
     Views.asked = 0
-    ((inputs, _),) = records.read(np.arange(6), 6, Stream(bytes(32)))
+    (((inputs, _), _),) = records.read(np.arange(6), cut_evenly(6, 6), Stream(bytes(32)))
     assert torch.equal(inputs, INPUTS)
     assert Views.asked == 1, "they were read again, each alone"
 
@@ -315,7 +315,7 @@ IN_MEMORY = {
 def test_what_is_in_memory_is_copied_into_plain_tensors(kind):
     inputs, expected = IN_MEMORY[kind]
     records = as_records((inputs, TARGETS))
-    ((found, _),) = records.read(np.arange(6), 6, Stream(bytes(32)))
+    (((found, _), _),) = records.read(np.arange(6), cut_evenly(6, 6), Stream(bytes(32)))
     assert type(found) is torch.Tensor
     assert not found.requires_grad
     assert torch.equal(found, expected)
@@ -326,7 +326,7 @@ def test_what_is_in_memory_is_copied_into_plain_tensors(kind):
 def test_a_file_in_memory_is_read_and_never_written(tmp_path):
     np.save(tmp_path / "x.npy", INPUTS.numpy())
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    ((found, _),) = as_records((mapped, TARGETS)).read(np.arange(6), 6, Stream(bytes(32)))
+    (((found, _), _),) = as_records((mapped, TARGETS)).read(np.arange(6), cut_evenly(6, 6), Stream(bytes(32)))
     assert torch.equal(found, INPUTS)
 
 

@@ -186,7 +186,9 @@ def asked(*selections, rate=1.0):
 
 def held(model, data, books, mechanisms=mechanisms, *, mode="one-pass", micro_batch=256, seed=0):
     engine = build_engine(model, mode)
-    return Curator(as_records(data), engine, books, Randomness.seeded(seed), Execution(micro_batch), mechanisms)
+    return Curator(
+        as_records(data), engine, books, Randomness.seeded(seed), Execution(micro_batch), mechanisms=mechanisms
+    )
 
 
 def totals_of(model, data, books, *selections, loss=cross_entropy, **options):
@@ -362,7 +364,7 @@ def test_a_selection_is_charged_before_the_coins_are_tossed(model, records, dire
 
 def test_a_selection_is_answered_once(books, model, records, direction):
     draw = held(model, records, books).open(asked(lowest(direction)))
-    draw.add(None, [torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)])
+    draw.add(None, torch.zeros(0, dtype=torch.int64), [torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)])
     assert draw.release().selected[0] in (0, 1, 2)
     with pytest.raises(WrongOrder):
         draw.release()

@@ -471,8 +471,8 @@ def test_coins_and_noise_are_independent_of_those_before_the_crash(tmp_path, die
         noises.append(((answer * divisor - exact) / deviation).flatten())
         return answer
 
-    def watch(records, rate, coins, right=poisson_sample):
-        members = right(records, rate, coins)
+    def watch(records, rates, coins, groups=None, right=poisson_sample):
+        members = right(records, rates, coins, groups)
         draws.append(tuple(members))
         return members
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from itertools import islice
 
-from apportion.accounting.accountant import RunningPrice, count_events
+from apportion.accounting.accountant import PrivacyLossAccountant, RunningPrice, count_events
 from apportion.accounting.ledger import Ledger
-from apportion.accounting.rules import Rule
+from apportion.accounting.rules import Rule, events_of_group
 from apportion.budget import Budget
 from apportion.errors import BudgetExhausted, InvalidArgument
 from apportion.request import Event
@@ -36,7 +36,7 @@ class Account:
         self.repeatable: set[int] = set()
         """Steps that can be repeated bit for bit: the same answer to the same question was paid for when it was asked first."""
         self._charges: dict[int, Event] = {}
-        self._running: dict[float, tuple[RunningPrice, int]] = {}
+        self._running: dict[tuple[float, int | None], tuple[RunningPrice, int]] = {}
         self.run = None if identifier is None else ledger.find(identifier)
         self._require_within_budget()
         if self.run is None:
@@ -53,12 +53,14 @@ class Account:
             self.reload()
 
     def _require_within_budget(self) -> None:
-        """Refuse a rule that allows more than the budget, also of a run that goes on."""
-        price = self.rule.epsilon(self.budget.delta)
-        if price > self.budget.epsilon * (1 + 1e-9):  # whoever made the plan should have seen it
-            raise BudgetExhausted(
-                f"the declared steps cost ε = {price:.6g}, more than the budget of {self.budget.epsilon:g}"
-            )
+        """Refuse a rule that allows more than the budget, of everybody or of a group, also of a run that goes on."""
+        groups = [(number, f" of the group {one.name!r}", one.epsilon) for number, one in enumerate(self.budget.groups)]
+        for number, whose, epsilon in ((None, "", self.budget.epsilon), *groups):
+            price = self.rule.epsilon(self.budget.delta, number)
+            if price > epsilon * (1 + 1e-9):  # whoever made the plan should have seen it
+                raise BudgetExhausted(
+                    f"the declared steps cost ε = {price:.6g}, more than the budget{whose} of {epsilon:g}"
+                )
 
     def _require_room(self) -> None:
         """Refuse what costs more than the data set has left."""
@@ -136,26 +138,42 @@ class Account:
             for token, event in self._charges.items():
                 self.rule.spend(token, event)
 
-    def epsilon(self, delta: float | None = None) -> float:
+    def epsilon(self, delta: float | None = None, group: str | int | None = None) -> float:
         """ε of what was charged so far, at `delta` (the budget's by default). Reading it changes nothing but what is remembered.
 
         Under a rule that lets multipliers follow released values it is the guarantee of the rule: the price of the path that was
         taken would be too small.
+
+        Args:
+            group: for the members of a group of the budget, by its name; or for so many units that are added or removed together. By
+                default for everybody.
         """
         delta = self.budget.delta if delta is None else delta
+        if isinstance(group, int):
+            return self._together(delta, group)
+        number = None if group is None else self.budget.group_number(group)
         declared = self.rule.declared
         if self.rule.adaptive or (
             self.spent == len(declared) and tuple(self._charges[number + 1] for number in range(self.spent)) == declared
         ):
-            return self.planned_epsilon(delta)
-        if delta not in self._running:
-            self._running[delta] = RunningPrice(count_events(declared), delta), 0
-        price, counted = self._running[delta]
+            return self.planned_epsilon(delta, group)
+        if (delta, number) not in self._running:
+            self._running[delta, number] = RunningPrice(events_of_group(declared, number), delta), 0
+        price, counted = self._running[delta, number]
         for event in islice(self._charges.values(), counted, None):
-            price.add(event)
-        self._running[delta] = price, self.spent
+            price.add(event if number is None else event.of_group(number))
+        self._running[delta, number] = price, self.spent
         return price.epsilon()
 
-    def planned_epsilon(self, delta: float | None = None) -> float:
-        """ε of all that was declared: the guarantee, also for a run that was stopped early."""
-        return self.rule.epsilon(self.budget.delta if delta is None else delta)
+    def _together(self, delta: float, units: int) -> float:
+        """For units that are added or removed together: of all that was declared, where what is charged follows released values."""
+        if not self.rule.declared:
+            reason = f"the {self.rule.name} promises for single units"
+            raise InvalidArgument("group", units, reason, "Use a recipe whose events are declared in advance")
+        events = self.rule.declared if self.rule.adaptive else self._charges.values()
+        return PrivacyLossAccountant().epsilon(count_events(events), delta, group=units)
+
+    def planned_epsilon(self, delta: float | None = None, group: str | None = None) -> float:
+        """ε of all that was declared, for everybody or for a group: the guarantee, also for a run that was stopped early."""
+        number = None if group is None else self.budget.group_number(group)
+        return self.rule.epsilon(self.budget.delta if delta is None else delta, number)

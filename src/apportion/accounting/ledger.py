@@ -238,12 +238,12 @@ class Ledger:
 
 
 def _encode(event: Event) -> dict[str, Any]:
-    """(q, z), as ever; for an event with selections also their prices, and no z if it releases nothing else."""
+    """(q, z); for an event with selections also their prices, and no z if it releases nothing else; (q_p, z_p) of groups."""
     content = asdict(event)
-    choices = content.pop("choices")
+    choices, groups = content.pop("choices"), content.pop("groups")
     if event.noise_multiplier == math.inf:
         del content["noise_multiplier"]  # JSON has no ∞
-    return content | ({"choices": choices} if choices else {})
+    return content | ({"choices": choices} if choices else {}) | ({"groups": groups} if groups else {})
 
 
 def _decode(content: Mapping[str, Any]) -> Event:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -88,9 +88,14 @@ class Rule(Protocol):
         """Forget all charges, to count them anew from a ledger."""
         ...
 
-    def epsilon(self, delta: float) -> float:
-        """The guarantee of everything that may be charged, at `delta`."""
+    def epsilon(self, delta: float, group: int | None = None) -> float:
+        """The guarantee of everything that may be charged, at `delta`: for everybody, or for the members of a group, by its number."""
         ...
+
+
+def events_of_group(events: Iterable[Event], group: int | None) -> Mapping[Event, int]:
+    """How often each event occurs: as it covers everybody, or as it is for the members of a group."""
+    return count_events(events if group is None else (event.of_group(group) for event in events))
 
 
 def charge(rule: Rule, event: Event, step: int = 1) -> None:
@@ -167,8 +172,8 @@ class FixedPlan:
         """How many lost steps can still be taken again."""
         return sum(token not in self._spent for token in range(self.steps + 1, len(self.declared) + 1))
 
-    def epsilon(self, delta: float) -> float:
-        return self._accountant.epsilon(count_events(self.declared), delta)
+    def epsilon(self, delta: float, group: int | None = None) -> float:
+        return self._accountant.epsilon(events_of_group(self.declared, group), delta)
 
 
 class Multiset:
@@ -253,8 +258,8 @@ class Multiset:
     def spend(self, token: int, event: Event) -> None:
         self._free[self.declared[token - 1]].remove(token)
 
-    def epsilon(self, delta: float) -> float:
-        return PrivacyLossAccountant().epsilon(count_events(self.declared), delta)
+    def epsilon(self, delta: float, group: int | None = None) -> float:
+        return PrivacyLossAccountant().epsilon(events_of_group(self.declared, group), delta)
 
 
 class _Filter:
@@ -283,7 +288,7 @@ class _Filter:
     def find_token(self, step: int, event: Event) -> int | None:
         return self._charges + 1
 
-    def epsilon(self, delta: float) -> float:
+    def epsilon(self, delta: float, group: int | None = None) -> float:
         """ε of the budget, at any δ that is no smaller than the budget's."""
         if delta < self._budget.delta:
             reason = (

@@ -271,5 +271,5 @@ class TrialOfSearch(FixedPlan):
             "that of a selection from the largest of the candidates' Rényi curves (Papernot & Steinke 2021)"
         )
 
-    def epsilon(self, delta: float) -> float:
+    def epsilon(self, delta: float, group: int | None = None) -> float:
         return self.search.epsilon(delta)

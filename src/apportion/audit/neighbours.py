@@ -50,10 +50,10 @@ class Neighbour:
 
 
 def records_with(
-    common: Batch, last: Batch | None, read: Callable[[NDArray[np.int64]], None], readable: bool
+    common: Batch, last: Batch | None, read: Callable[[NDArray[np.int64]], None], readable: bool, copies: int = 1
 ) -> Records:
-    """`common`, followed by `last`; `read` is told which records are read."""
-    both = common if last is None else map_tensors(lambda *parts: torch.cat(parts), common, last)
+    """`common`, followed by `last`, which is there `copies` times; `read` is told which records are read."""
+    both = common if last is None else map_tensors(lambda *parts: torch.cat(parts), common, *[last] * copies)
     records = as_records(both)
     unreadable = None if readable else len(records) - 1
 

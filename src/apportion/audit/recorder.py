@@ -6,6 +6,7 @@ both runs see the same released values, so whatever still differs in public has 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from apportion.audit.state import State, public_state
 from apportion.curator import mechanisms
+from apportion.curator.owners import Numbers
 from apportion.curator.randomness import KEY_BYTES, DrawStreams, Randomness, Stream
 from apportion.request import Event, FirstGain, LowestLoss, Released, Selection
 from apportion.training.session import Session
@@ -54,16 +56,16 @@ class Step:
         before: the public state when the coins were tossed.
         charged: the events in the ledger by then.
         noise: the stream that belongs to this draw.
-        coins: (how many, with which probability) for every toss.
+        coins: (how many, with which probabilities) for every toss.
         calls, choices: of the mechanisms, in their order.
-        members, read: the records whose coin fell true, and those that were read.
+        members, read: the records of those whose coin fell true, and those that were read.
         forms: of each released tensor all that is to be seen of it but its numbers.
     """
 
     before: State
     charged: tuple[Event, ...]
     noise: Stream
-    coins: list[tuple[int, float]] = field(default_factory=list)
+    coins: list[tuple[int, tuple[float, ...]]] = field(default_factory=list)
     members: set[int] = field(default_factory=set)
     read: set[int] = field(default_factory=set)
     calls: list[NoiseCall] = field(default_factory=list)
@@ -80,13 +82,14 @@ class Recorder:
     """Watches one run.
 
     Args:
-        common: how many records both data sets share; the one after them is in every batch.
+        common: how many coins are tossed for what both data sets share; those after them fall true in every draw.
         kept: the noisy sums to hand out, by step and call; `None` to add real noise.
         secret: which secret stream dropout would have.
     """
 
     def __init__(self, common: int, kept: Recorder | None = None, secret: int = 0):
         self.common, self._kept = common, kept
+        self.records_of: Callable[[Numbers], Numbers] = lambda drawn: drawn
         self.randomness = _Draws(self, secret)
         self.session: Session | None = None
         self.steps: list[Step] = []
@@ -199,24 +202,30 @@ class _Draws(Randomness):
         step = self._recorder.begin(streams.noise)
         alone = len(self._recorder.steps) == LONE_STEP
         return DrawStreams(
-            _Coins(streams.coins, step, self._recorder.common, alone), streams.noise, self._secret.next_draw().model
+            _Coins(streams.coins, step, self._recorder, alone), streams.noise, self._secret.next_draw().model
         )
 
 
 class _Coins(Stream):
     """The coins of the common records are the same on every data set, and those of all further records fall true."""
 
-    def __init__(self, stream: Stream, step: Step, common: int, alone: bool):
-        self._stream, self._step, self._common, self._alone = stream, step, common, alone
+    def __init__(self, stream: Stream, step: Step, recorder: Recorder, alone: bool):
+        self._stream, self._step, self._recorder, self._alone = stream, step, recorder, alone
 
     def words(self, count: int) -> NDArray[np.uint64]:
         return self._stream.words(count)
 
     def coins(self, count: int, probability: float) -> NDArray[np.bool_]:
+        common = self._stream.coins(min(count, self._recorder.common), probability)
+        return self._watched(count, common, (probability,))
+
+    def group_coins(self, groups: Numbers, probabilities: Sequence[float]) -> NDArray[np.bool_]:
+        common = self._stream.group_coins(groups[: self._recorder.common], probabilities)
+        return self._watched(len(groups), common, tuple(probabilities))
+
+    def _watched(self, count: int, common: NDArray[np.bool_], rates: tuple[float, ...]) -> NDArray[np.bool_]:
         tossed = np.ones(count, dtype=bool)
-        tossed[: self._common] = self._stream.coins(min(count, self._common), probability)
-        if self._alone:
-            tossed[: self._common] = False
-        self._step.coins.append((count, probability))
-        self._step.members = set(np.flatnonzero(tossed).tolist())
+        tossed[: len(common)] = False if self._alone else common
+        self._step.coins.append((count, rates))
+        self._step.members = set(self._recorder.records_of(np.flatnonzero(tossed)).tolist())
         return tossed

@@ -30,12 +30,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apportion import validate
+from apportion.audit.audited_owners import AuditedOwners
 from apportion.audit.neighbours import Neighbour, neighbours, outlier_of, records_with
 from apportion.audit.recorder import LONE_STEP, Recorder
 from apportion.audit.replay_comparison import Declared, compare, distances, inspect_noise, inspect_run
 from apportion.audit.replay_report import SHARP, Finding, Measured, ReplayReport
 from apportion.audit.state import differences
-from apportion.budget import Budget, Public, Record
+from apportion.budget import Budget, Group, Public, Record
 from apportion.curator.curator import Curator, LossFunction
 from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.records import Batch, Records, as_records
@@ -61,6 +62,10 @@ SAMPLE_RATE = 0.5
 POPULATION = 2_000
 """What is declared. Strategies that divide a step's budget by the batch size would find twelve records too few."""
 
+EPSILON = 8.0
+GROUPS = (Group("strict", 2.0, 0.34), Group("medium", 4.0, 0.43), Group("loose", EPSILON, 0.23))
+"""Of a recipe that treats groups differently, if no plan says which there are."""
+
 Loop = Callable[[Private], object]
 
 
@@ -80,14 +85,19 @@ class Subject:
     execution: Execution
     engine: EngineChoice
 
-    def run(self, common: Batch, last: Batch | None, recorder: Recorder, *, readable: bool = True) -> None:
-        """Take all steps on `common` and `last`, from the same start every time."""
+    def run(
+        self, common: Batch, last: Batch | None, recorder: Recorder, *, readable: bool = True, group: int = 0
+    ) -> None:
+        """Take all steps on `common` and `last`, whose owner is in `group`, from the same start every time."""
         model = copy_model(self.model)
+        audited = AuditedOwners.of(self.plan.budget, RECORDS, last=last is not None, group=group)
+        recorder.common, recorder.records_of = audited.common, audited.owners.records_of
         optimizer = build_optimizer(model, self.optimizer, self.lr)
         setup = Setup(
             model=model,
             optimizer=optimizer,
-            records=records_with(common, last, recorder.read, readable),
+            records=records_with(common, last, recorder.read, readable, audited.copies),
+            owners=audited.owners,
             plan=copy.deepcopy(self.plan),
             choice=self.engine,
             execution=self.execution,
@@ -136,8 +146,8 @@ def replay(
     Args:
         model, loss_fn, data, optimizer, lr, execution: as in `train`; by default momentum, where the update allows it. Twelve records are
             used; the model passed in is not changed.
-        plan: a plan, of which the recipe is audited, or a recipe, also by its name. Budget and sampling are the audit's own: a record
-            must be drawn often enough to be seen.
+        plan: a plan, of which the recipe is audited with the unit and the groups of its budget, or a recipe, also by its name. ε and
+            sampling are the audit's own: a record must be drawn often enough to be seen.
         steps: at least two, by default 4, or 12 where questions or multipliers follow released values. In the second one of the two
             batches is empty.
         engine: how per-record gradients are computed, "vmap" or "loop"; by default what `train` would choose.
@@ -168,9 +178,7 @@ def replay(
     common, record = (
         map_tensors(lambda tensor, part=part: tensor[part], everyone) for part in (slice(RECORDS), slice(RECORDS, None))
     )
-    budget = Budget(
-        epsilon=8.0 if getattr(recipe.noise, "multiplier", None) is None else 1e3, delta=1e-5, unit=Record()
-    )
+    budget = _audited_budget(plan, recipe)
     subject = Subject(
         model=subject_model,
         loss_fn=loss_fn,
@@ -201,6 +209,18 @@ def replay(
     return replace(report, notes=tuple(notes))
 
 
+def _audited_budget(plan: Plan | Recipe | str, recipe: Recipe) -> Budget:
+    """Much ε, for everybody; with groups in the proportions of the plan's, or of three of our own."""
+    unit = plan.budget.unit if isinstance(plan, Plan) else Record()
+    groups = plan.budget.groups if isinstance(plan, Plan) else GROUPS if recipe.people is not None else ()
+    if groups:
+        factor = EPSILON / max(group.epsilon for group in groups)
+        scaled = [replace(group, epsilon=factor * group.epsilon) for group in groups]
+        return Budget.of_groups(scaled, delta=1e-5, unit=unit)
+    epsilon = EPSILON if getattr(recipe.noise, "multiplier", None) is None else 1e3
+    return Budget(epsilon=epsilon, delta=1e-5, unit=unit)
+
+
 def replayed_optimizer(recipe: Recipe) -> str:
     """The one that shows most: momentum remembers. An update that sets the weights itself has none."""
     return "sgd" if isinstance(recipe.update, SteeringUpdate) else "momentum"
@@ -223,51 +243,71 @@ class _Audit:
 
     def __init__(self, subject: Subject, common: Batch, record: Batch):
         self._subject, self._common, self._record = subject, common, record
-        self._declared = Declared(subject.model, subject.plan.sampling.expected_batch_size)
+        plan = subject.plan
+        self._declared = Declared(subject.model, plan.expected_batch_size, plan.budget.unit.coins_per_unit)
+        self._findings: list[Finding] = []
+        self._measured: list[Measured] = []
+        self._runs: list[Recorder] = []
 
     def report(self, pairs: tuple[Neighbour, ...]) -> ReplayReport:
-        """Record on D with and without the last record, then replay on every neighbour."""
-        present = Recorder(RECORDS)
-        self._watched(present, self._record, forgiving=False)
-        self._require_comparable(present)
-        absent = Recorder(RECORDS)
-        self._watched(absent, None)
-        findings = [
-            finding
-            for name, size, run in (("D", RECORDS, absent), ("D with a record more", RECORDS + 1, present))
-            for finding in (*inspect_run(run, name, self._declared, size), *inspect_noise(run, name))
-        ]
-        measured, runs = [], []
-        for pair in pairs:
-            before = absent if pair.before is None else present
-            after = Recorder(RECORDS, before)
-            self._watched(after, pair.after, readable=pair.readable)
-            found, ratio = self._judge(pair, before, after)
-            findings += found
-            measured.append(Measured(pair.name, ratio, len(found)))
-            runs.append(after)
+        """Record on D with and without the last record, then replay on every neighbour; its owner in every group."""
+        for group in range(len(self._subject.plan.budget.groups) or 1):
+            self._report_group(pairs, group)
+        runs = self._runs
         return ReplayReport(
-            findings=tuple(findings),
-            neighbours=tuple(measured),
+            findings=tuple(self._findings),
+            neighbours=tuple(self._measured),
             steps=sum(len(run.steps) for run in runs),
             noise_calls=sum(len(step.calls) for run in runs for step in run.steps),
             state_entries=sum(len(state) for run in runs for state in run.states()),
         )
 
-    def _judge(self, pair: Neighbour, before: Recorder, after: Recorder) -> tuple[list[Finding], float]:
-        size = RECORDS + (pair.after is not None)
+    def _report_group(self, pairs: tuple[Neighbour, ...], group: int) -> None:
+        groups = self._subject.plan.budget.groups
+        suffix = f", group {groups[group].name}" if groups else ""
+        present = Recorder(RECORDS)
+        self._watched(present, self._record, group, forgiving=False)
+        if group == 0:
+            self._require_comparable(present)
+        absent = Recorder(RECORDS)
+        self._watched(absent, None, group)
+        for name, last, run in (("D", False, absent), ("D with a record more", True, present)):
+            size = self._coins(last, group)
+            self._findings += inspect_run(run, name + suffix, self._declared, size)
+            self._findings += inspect_noise(run, name + suffix)
+        for pair in pairs:
+            before = absent if pair.before is None else present
+            after = Recorder(RECORDS, before)
+            self._watched(after, pair.after, group, readable=pair.readable)
+            found, ratio = self._judge(replace(pair, name=pair.name + suffix), before, after, group)
+            self._findings += found
+            self._measured.append(Measured(pair.name + suffix, ratio, len(found)))
+            self._runs.append(after)
+
+    def _coins(self, last: bool, group: int) -> int:
+        return AuditedOwners.of(self._subject.plan.budget, RECORDS, last=last, group=group).owners.coins
+
+    def _judge(self, pair: Neighbour, before: Recorder, after: Recorder, group: int) -> tuple[list[Finding], float]:
+        size = self._coins(pair.after is not None, group)
         found = [*inspect_run(after, pair.name, self._declared, size), *compare(before, after, pair.name)]
-        measured = list(distances(before, after, pair.multiple, self._declared))
+        measured = list(distances(before, after, pair.multiple, self._declared, group))
         found += [distance.finding(pair.name) for distance in measured if not distance.within]
         return found, max((distance.ratio for distance in measured), default=0.0)
 
     def _watched(
-        self, recorder: Recorder, last: Batch | None, *, readable: bool = True, forgiving: bool = True, seed: int = 0
+        self,
+        recorder: Recorder,
+        last: Batch | None,
+        group: int = 0,
+        *,
+        readable: bool = True,
+        forgiving: bool = True,
+        seed: int = 0,
     ) -> None:
         """Run, and keep an exception as what it is here: an observation."""
         torch.manual_seed(seed)
         try:
-            self._subject.run(self._common, last, recorder, readable=readable)
+            self._subject.run(self._common, last, recorder, readable=readable, group=group)
         except Exception as error:
             if not forgiving:
                 raise

@@ -15,9 +15,10 @@ from apportion.audit.replay_report import Finding, Kind
 from apportion.audit.state import differences
 from apportion.curator.clipping import group_names
 from apportion.curator.gradients.reference import trained_parameters
-from apportion.request import ClippedSum, Event, Frame, LowestLoss, Noised, Request
+from apportion.request import ClippedSum, Event, Frame, LowestLoss, Noised, Request, UnclippedCount, rate_of_any
 
 _ROUNDING = 1e-9  # float64 sums of a few records
+_RAMP_ROUNDING = 1e-5  # of a dozen other records, whose norms move in the last bit when they run in another micro-batch
 _CHANCE = 1e-9  # probability that sound noise is called unsound
 
 
@@ -27,6 +28,7 @@ class Declared:
 
     model: nn.Module
     expected_batch_size: float
+    coins_per_unit: int = 1
 
     def groups(self, request: Request) -> list[tuple[Noised, str]]:
         """(release, parameter) of every noise call that the request leads to, in order. Statistics come last and have no parameter."""
@@ -41,7 +43,7 @@ def inspect_run(run: Recorder, neighbour: str, declared: Declared, size: int) ->
     """What a single run shows: each draw charged, tossed fairly, noised as charged, and handed out as noised.
 
     Args:
-        size: how many records the data set has.
+        size: how many coins are to be tossed for the data set.
     """
     for number, step in enumerate(run.steps, start=1):
         if len(step.charged) != number:
@@ -50,15 +52,22 @@ def inspect_run(run: Recorder, neighbour: str, declared: Declared, size: int) ->
             )
         event = run.charged[number - 1] if number <= len(run.charged) else None
         if event is not None:
-            yield from _inspect_coins(step, neighbour, number, event, size)
+            yield from _inspect_coins(step, neighbour, number, event, size, declared.coins_per_unit)
         if run.failure is not None and step is run.steps[-1]:
             return  # an exception ended it: it has no answer to judge
         yield from _inspect_answer(step, neighbour, number, event, declared)
 
 
-def _inspect_coins(step: Step, neighbour: str, number: int, event: Event, size: int) -> Iterator[Finding]:
-    if [count for count, _ in step.coins] != [size] or any(rate > event.sample_rate for _, rate in step.coins):
-        text = f"coins (how many, rate) {step.coins} for {size} records at a charged rate of {event.sample_rate:g}"
+def _inspect_coins(
+    step: Step, neighbour: str, number: int, event: Event, size: int, coins_per_unit: int
+) -> Iterator[Finding]:
+    charged = tuple(rate for rate, _ in event.groups) or (event.sample_rate,)
+    tossed = [tuple(rate_of_any(rate, coins_per_unit) for rate in rates) for _, rates in step.coins]
+    fair = all(
+        len(rates) == len(charged) and all(a <= b for a, b in zip(rates, charged, strict=True)) for rates in tossed
+    )
+    if [count for count, _ in step.coins] != [size] or not fair:
+        text = f"coins (how many, rates) {step.coins} for {size} of them, at charged rates of {charged}"
         yield Finding(neighbour, "sampling", text, number)
     elif step.read != step.members:
         yield Finding(neighbour, "sampling", "other records were read than those whose coin fell true", number)
@@ -95,13 +104,16 @@ def _inspect_answer(
             right = float(call.answer) == released.statistics[place - len(names)]
         # rounded once, at the very end; in a frame the end is later
         allowed = {torch.float64} if not name or _frame(release) else {torch.float64, released.gradient[name].dtype}
-        if not right or call.divisor != declared.expected_batch_size or call.dtype not in allowed:
-            text = f"{name or release} is not the noisy sum divided by the declared {declared.expected_batch_size:g}"
+        divisor = declared.expected_batch_size if name else _declared_weight(released.request, declared)
+        if not right or call.divisor != divisor or call.dtype not in allowed:
+            text = f"{name or release} is not the noisy sum divided by the declared {divisor:g}"
             yield Finding(neighbour, "release", text, number, j)
     joint = math.sqrt(math.fsum(quotient**2 for quotient in quotients.values()))
-    if event is not None and not joint <= (1 + _ROUNDING) / event.noise_multiplier:
-        text = f"sensitivity over noise is {joint:.6g}, but 1/{event.noise_multiplier:.6g} was charged"
-        yield Finding(neighbour, "multiplier", text, number, None, joint, 1 / event.noise_multiplier)
+    for group, clip in enumerate(released.request.clips):
+        charged = math.inf if event is None else event.of_group(group).noise_multiplier
+        if event is not None and not joint * clip <= (1 + _ROUNDING) / charged:
+            text = f"sensitivity over noise is {joint * clip:.6g}, but 1/{charged:.6g} was charged"
+            yield Finding(neighbour, "multiplier", text, number, None, joint * clip, 1 / charged)
 
 
 def _inspect_choices(step: Step, neighbour: str, number: int, event: Event | None) -> Iterator[Finding]:
@@ -116,6 +128,12 @@ def _inspect_choices(step: Step, neighbour: str, number: int, event: Event | Non
     needed = sorted((release.choice() for release in made), reverse=True)
     if event is not None and list(event.choices) != needed:
         yield Finding(neighbour, "charge", f"{needed} was executed, and {list(event.choices)} charged", number)
+
+
+def _declared_weight(request: Request, declared: Declared) -> float:
+    """What records weigh in statistics, from the declared size of a batch: not from the request's own claim of it."""
+    shares = math.fsum(one.share * one.rate * one.clip for one in request.groups) or 1.0
+    return declared.expected_batch_size * shares
 
 
 def _restored(release: Noised, name: str, answer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -197,23 +215,31 @@ class Distance:
         return Finding(neighbour, kind, text, self.step, self.release, self.measured, self.allowed)
 
 
-def distances(before: Recorder, after: Recorder, multiple: float, declared: Declared) -> Iterator[Distance]:
-    """‖S_j(D) − S_j(D′)‖ against multiple·Δ_j for each release j, and √(Σ_j (‖…‖/s_j)²) against multiple/z of what was charged."""
+def distances(
+    before: Recorder, after: Recorder, multiple: float, declared: Declared, group: int = 0
+) -> Iterator[Distance]:
+    """‖S_j(D) − S_j(D′)‖ against multiple·s_p·Δ_j for each release j, and √(Σ_j (‖…‖/s_j)²) against multiple/z_p of what was charged.
+
+    Args:
+        group: of whoever is added or removed.
+    """
     for number, (one, other) in enumerate(zip(before.steps, after.steps, strict=False), start=1):
         if _signature(one) != _signature(other):
             continue
         moved = [_distance(a.exact_sum, b.exact_sum) for a, b in zip(one.calls, other.calls, strict=True)]
         if other.calls and number <= len(after.charged):
             joint = math.hypot(*map(_quotient, moved, (call.standard_deviation for call in other.calls)))
-            yield Distance(number, None, joint, multiple / after.charged[number - 1].noise_multiplier)
+            yield Distance(number, None, joint, multiple / after.charged[number - 1].of_group(group).noise_multiplier)
         if other.released is None or len(groups := declared.groups(other.released.request)) != len(moved):
             continue
         request = other.released.request
+        clip = request.clips[group] if request.groups else 1.0
         for j, release in enumerate((*request.sums, *request.statistics)):
             measured = math.hypot(
                 *(distance for distance, (one, _) in zip(moved, groups, strict=True) if one is release)
             )
-            yield Distance(number, j, measured, multiple * release.sensitivity)
+            rounding = 1 + _RAMP_ROUNDING if isinstance(release, UnclippedCount) else 1.0
+            yield Distance(number, j, measured, multiple * clip * release.sensitivity * rounding)
         for j, (a, b) in enumerate(zip(one.choices, other.choices, strict=True), start=len(request.noised)):
             yield Distance(number, j, _choice_distance(a, b), multiple * b.release.sensitivity)
 

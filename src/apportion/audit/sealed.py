@@ -149,9 +149,9 @@ class SealedDraw(Draw):
         vars(self).update(vars(draw))
         self._sums, self._totals = seal(self._sums), seal(self._totals)
 
-    def add(self, gradients: Gradients | Rows | None, losses: Sequence[Tensor] = ()) -> None:
+    def add(self, gradients: Gradients | Rows | None, members: Tensor, losses: Sequence[Tensor] = ()) -> None:
         with inside():
-            super().add(gradients, losses)
+            super().add(gradients, members, losses)
 
     def release(self) -> Released:
         with inside():

@@ -93,10 +93,15 @@ def as_gradients(gradients: Gradients | Rows) -> Gradients:
     return MaterialisedGradients(gradients) if isinstance(gradients, Mapping) else gradients
 
 
-def clip_and_sum(gradients: Gradients | Rows, releases: Sequence[Noised]) -> dict[str | Statistic, Tensor]:
-    """What the records add to each release, before noise: by parameter Σ_i g_i·min(1, C/‖g_i‖), and by statistic its sum.
+def clip_and_sum(
+    gradients: Gradients | Rows, releases: Sequence[Noised], clips: Tensor | None = None
+) -> dict[str | Statistic, Tensor]:
+    """What the records add to each release, before noise: by parameter Σ_i g_i·min(1, s_i·C/‖g_i‖), and by statistic Σ_i s_i·b_i.
 
     ‖g_i‖ is taken over the parameters of the release. Sums of a release with a frame are in the coordinates of that frame.
+
+    Args:
+        clips: s_i, the factor of each record's group (b,); 1 if it is not given.
     """
     records = as_gradients(gradients)
     squares, frames = _squared_norms(records, releases)
@@ -104,6 +109,7 @@ def clip_and_sum(gradients: Gradients | Rows, releases: Sequence[Noised]) -> dic
         torch.stack([squares[name] for name in group_names(release, list(squares))]).sum(0).sqrt()
         for release in releases
     ]
+    clips = None if clips is None else clips.to(norms[0].device)
     finite = torch.stack([norm.isfinite() for norm in norms]).all(0)
     if not finite.all():
         records.zero_records(~finite)
@@ -112,10 +118,10 @@ def clip_and_sum(gradients: Gradients | Rows, releases: Sequence[Noised]) -> dic
     for release, norm in zip(releases, norms, strict=True):
         if isinstance(release, ClippedSum):
             weights |= dict.fromkeys(
-                group_names(release, list(squares)), torch.where(finite, clip_factors(release, norm), 0.0)
+                group_names(release, list(squares)), torch.where(finite, clip_factors(release, norm, clips), 0.0)
             )
         else:
-            sums[release] = torch.where(finite, statistic_terms(release, norm), 0.0).sum()
+            sums[release] = torch.where(finite, statistic_terms(release, norm, clips), 0.0).sum()
     if frames.keys() != squares.keys():
         sums.update(records.weighted_sums(weights))
     for name, frame in frames.items():
@@ -134,19 +140,24 @@ def _squared_norms(records: Gradients, releases: Sequence[Noised]) -> tuple[dict
     return squares | {name: framed_squared_norms(records, name, frame) for name, frame in frames.items()}, frames
 
 
-def clip_factors(release: ClippedSum, norms: Tensor) -> Tensor:
-    """By how much each record's gradient is multiplied: never to more than C."""
+def clip_factors(release: ClippedSum, norms: Tensor, clips: Tensor | None = None) -> Tensor:
+    """By how much each record's gradient is multiplied: never to more than s_i·C."""
+    threshold: float | Tensor = release.threshold if clips is None else release.threshold * clips
     if release.stabiliser is not None:
-        return release.threshold / (norms + release.stabiliser)
+        return threshold / (norms + release.stabiliser)
     # A norm of 0 gives an infinite quotient, which the bound at 1 turns into "unclipped".
-    return (release.threshold / norms).clamp(max=1.0)
+    return (threshold / norms).clamp(max=1.0)
 
 
-def statistic_terms(statistic: Statistic, norms: Tensor) -> Tensor:
-    """What each record adds to a statistic."""
-    if isinstance(statistic, UnclippedCount):
+def statistic_terms(statistic: Statistic, norms: Tensor, clips: Tensor | None = None) -> Tensor:
+    """What each record adds to a statistic: s_i times whether it is unclipped at s_i·C, less a half; s_i times its bounded norm."""
+    if not isinstance(statistic, UnclippedCount):
+        bounded = norms.clamp(max=statistic.bound)
+        return bounded if clips is None else clips * bounded
+    if clips is None:
         return ((statistic.threshold - norms) / (RAMP_WIDTH * statistic.threshold)).clamp(-0.5, 0.5)
-    return norms.clamp(max=statistic.bound)
+    own = clips * statistic.threshold
+    return clips * ((own - norms) / (RAMP_WIDTH * own)).clamp(-0.5, 0.5)
 
 
 # Clipping in a frame, (g_i − m)/b: every record has to be written out, a few at a time. In float64 from the first subtraction on: m may be

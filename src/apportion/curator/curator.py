@@ -34,9 +34,11 @@ from apportion.curator.gradients.losses import ForeignParameter, LossFunction
 from apportion.curator.gradients.module_state import StatelessLoss
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.mechanisms import Mechanisms
+from apportion.curator.owners import Numbers, Owners, RecordOwners, Weigh, pooling_weights
+from apportion.curator.pooling import NOBODY, pool
 from apportion.curator.randomness import DrawStreams, poisson_sample
-from apportion.curator.records import Batch, Records
-from apportion.curator.tree import batch_size, map_tensors
+from apportion.curator.reader import Batch, Piece, single_records
+from apportion.curator.records import Records
 from apportion.errors import InvalidArgument, WrongOrder
 from apportion.execution import Execution
 from apportion.request import (
@@ -75,14 +77,18 @@ class Draw:
     def __init__(
         self,
         request: Request,
-        batches: Iterator[Batch],
+        pieces: Iterator[Piece],
         engine: Engine,
         streams: DrawStreams,
         mechanisms: Mechanisms,
+        owners: Owners,
+        weigh: Weigh | None,
     ):
         self._request, self._mechanisms = request, mechanisms
-        self._batches, self._streams = batches, streams
+        self._pieces, self._streams = pieces, streams
+        self._owners, self._weigh = owners, weigh
         self._trained = trained_parameters(engine.model)
+        self._open_user = NOBODY
         self._sums: dict[str | Statistic, Tensor] = {}
         self._totals = [torch.zeros(len(one.line.step_sizes), dtype=torch.float64) for one in request.selections]
         self._released = False
@@ -92,9 +98,9 @@ class Draw:
         """What is answered. It was priced before the coins were tossed, and no other can take its place."""
         return self._request
 
-    def micro_batches(self) -> Iterator[Batch]:
+    def micro_batches(self) -> Iterator[Piece]:
         """The batch in pieces. It can be walked through once; an empty draw has no piece."""
-        return self._batches
+        return self._pieces
 
     @contextmanager
     def secret_dropout(self) -> Iterator[None]:
@@ -103,24 +109,47 @@ class Draw:
             torch.default_generator.manual_seed(int(self._streams.model.words(1)[0] >> 1))
             yield
 
-    def add(self, gradients: Gradients | Rows | None, losses: Sequence[Tensor] = ()) -> None:
+    def add(self, gradients: Gradients | Rows | None, members: Tensor, losses: Sequence[Tensor] = ()) -> None:
         """Clip the gradients of a micro-batch and add them to the sum: all, or none; or `SumLost`, which ends the draw.
 
         Args:
             gradients: of its records; `None` if no sum is asked for.
+            members: the numbers of its records.
             losses: for each selection, what its records add to each candidate (`candidate_losses.py`).
         """
         with full_precision():
-            sums = {} if gradients is None else clip_and_sum(gradients, self.request.noised)
-            # a sum is finite only if all its terms are, and is much faster than to look at each
-            if not all(bool(part.sum().isfinite()) for part in sums.values()):
-                raise ArithmeticError("a product overflowed")  # nothing was added yet
+            owners, open_user = self._owners.owner(members.numpy()), NOBODY
+            if gradients is not None and self._weigh is not None:
+                pooled = pool(gradients, list(self._trained), owners, self._weigh(members.numpy()))
+                users = self._open_user.followed_by(pooled)
+                open_user = users[-1:]  # may go on in the next micro-batch
+                gradients, owners = users[:-1].present()
+            sums = {} if gradients is None else self._clipped(gradients, owners)
             try:
+                self._open_user = open_user
                 self._accumulate(sums)
                 for total, part in zip(self._totals, losses, strict=True):
                     total += part
             except Exception as error:  # half of it was added: to go on with single records would count them twice
                 raise SumLost("the sum of a micro-batch could not be kept") from error
+
+    def _clipped(self, gradients: Gradients | Rows, owners: Numbers) -> dict[str | Statistic, Tensor]:
+        """What these units add to each release."""
+        if not len(owners):
+            return {}
+        sums = clip_and_sum(gradients, self.request.noised, self._owners.clips(self.request, owners))
+        # a sum is finite only if all its terms are, and is much faster than to look at each
+        if not all(bool(part.sum().isfinite()) for part in sums.values()):
+            raise ArithmeticError("a product overflowed")  # nothing was added yet
+        return sums
+
+    def _add_last_user(self) -> None:
+        """The vector of a user is complete when another one comes, or here."""
+        sums: dict[str | Statistic, Tensor] = {}
+        with full_precision():
+            with contain_errors():
+                sums = self._clipped(*self._open_user.present())
+            self._accumulate(sums)
 
     def _accumulate(self, sums: dict[str | Statistic, Tensor]) -> None:
         taken = set()
@@ -140,6 +169,8 @@ class Draw:
         if self._released:
             raise WrongOrder("this draw was released already: one request has one answer")
         self._released = True
+        if self._weigh is not None:
+            self._add_last_user()
         gradient = {}
         for release in self.request.sums:
             for name in group_names(release, list(self._trained)):
@@ -167,8 +198,8 @@ class Draw:
 
     def _add_noise(self, release: Noised, exact_sum: Tensor) -> Tensor:
         """The sum with its noise, divided by what was declared: never by the number of records that were drawn."""
-        deviation = self.request.standard_deviation(release)
-        size, noise = self.request.expected_batch_size, self._streams.noise
+        deviation, noise = self.request.standard_deviation(release), self._streams.noise
+        size = self.request.expected_batch_size if isinstance(release, ClippedSum) else self.request.expected_weight
         return self._mechanisms.add_gaussian_noise(exact_sum, deviation, noise, size)
 
     def _pop_sum(self, key: str | Statistic, like: Tensor) -> Tensor:
@@ -191,6 +222,7 @@ class Curator:
         charges: who is told of every event, before it happens.
         randomness: where coins and noise come from.
         execution: memory knobs.
+        owners: whose the records are; by default every record is a unit of privacy, and all are alike.
         mechanisms: add the noise; audits put instruments around them.
     """
 
@@ -201,11 +233,14 @@ class Curator:
         charges: Charges,
         randomness: StreamSource,
         execution: Execution | None = None,
+        owners: Owners | None = None,
         mechanisms: Mechanisms = mechanisms,
     ):
         self._records, self._engine, self._charges, self._randomness = records, engine, charges, randomness
         self._execution = execution or Execution()
         self._mechanisms = mechanisms
+        self._owners: Owners = owners or RecordOwners(len(records))
+        self._numbers = sum(parameter.numel() for parameter in trained_parameters(engine.model).values())
         self._loss: StatelessLoss | None = None
 
     def open(self, request: Request) -> Draw:
@@ -217,9 +252,12 @@ class Curator:
         self._records.start_workers(self._execution.workers)
         self._charges.charge(request.event())
         streams = self._randomness.next_draw()
-        members = poisson_sample(len(self._records), request.sample_rate, streams.coins)
-        batches = self._records.read(members, size, streams.model)
-        return Draw(request, batches, self._engine, streams, self._mechanisms)
+        owners = self._owners
+        drawn = poisson_sample(owners.coins, request.rates, streams.coins, owners.coin_groups)
+        members = owners.records_of(drawn)
+        pieces = self._records.read(members, owners.cut(members, size, self._numbers), streams.model)
+        weigh = None if owners.pooling is None else pooling_weights(owners, members)
+        return Draw(request, pieces, self._engine, streams, self._mechanisms, owners, weigh)
 
     def end_workers(self) -> None:
         """End the processes that read records. Another request would start new ones."""
@@ -233,20 +271,20 @@ class Curator:
             loss_fn = self._loss
         draw = self.open(request)
         with watch_signals():
-            for batch in draw.micro_batches():
+            for piece in draw.micro_batches():
                 with draw.secret_dropout(), warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # a warning may be caused by one record, and is output
                     # neither of the two is about a record; a MemoryError may be
                     with contain_errors(SumLost, ForeignParameter) as together:
-                        self._add_records(draw, batch, loss_fn)
+                        self._add_records(draw, piece, loss_fn)
                     if together.failure:
-                        self._add_one_by_one(draw, batch, loss_fn)
+                        self._add_one_by_one(draw, piece, loss_fn)
         return draw.release()
 
-    def _add_records(self, draw: Draw, batch: Batch, loss_fn: LossFunction) -> None:
+    def _add_records(self, draw: Draw, piece: Piece, loss_fn: LossFunction) -> None:
         """All that the request asks about these records: what cannot be computed leaves none of it behind."""
-        losses = [sum_losses(self._engine, loss_fn, batch, release) for release in draw.request.selections]
-        draw.add(self._gradients(batch, loss_fn) if draw.request.noised else None, losses)
+        losses = [sum_losses(self._engine, loss_fn, piece.batch, release) for release in draw.request.selections]
+        draw.add(self._gradients(piece.batch, loss_fn) if draw.request.noised else None, piece.members, losses)
 
     def _gradients(self, batch: Batch, loss_fn: LossFunction) -> Gradients | Rows:
         inputs, targets = batch
@@ -255,11 +293,11 @@ class Curator:
         loss.backward()
         return self._engine.gradients()
 
-    def _add_one_by_one(self, draw: Draw, batch: Batch, loss_fn: LossFunction) -> None:
+    def _add_one_by_one(self, draw: Draw, piece: Piece, loss_fn: LossFunction) -> None:
         """The records of a batch that failed as a whole; those that fail alone contribute nothing, whatever the failure is called."""
-        for i in range(batch_size(batch)):
+        for record in single_records(piece):
             with contain_errors():
-                self._add_records(draw, map_tensors(lambda tensor, i=i: tensor[i : i + 1], batch), loss_fn)
+                self._add_records(draw, record, loss_fn)
 
     def _require_all_parameters(self, request: Request) -> None:
         """Each trained parameter stands in exactly one group: none is updated without clipping and noise."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,13 @@ class Stream:
         if probability >= 1:
             return np.ones(count, dtype=bool)
         return self.words(count) < np.uint64(int(probability * 2**64))  # exact: scaling by 2⁶⁴ does not round
+
+    def group_coins(self, groups: NDArray[np.int64], probabilities: Sequence[float]) -> NDArray[np.bool_]:
+        """One coin for each entry of `groups`, with the probability of its group."""
+        certain = np.array([probability >= 1 for probability in probabilities])
+        bounds = np.array([0 if one >= 1 else int(one * 2**64) for one in probabilities], dtype=np.uint64)
+        tossed: NDArray[np.bool_] = self.words(len(groups)) < bounds[groups]
+        return tossed | certain[groups] if certain.any() else tossed
 
     def normals(self, count: int) -> Floats:
         """`count` independent standard normals."""
@@ -143,10 +151,19 @@ class Randomness:
         return Stream(hashlib.blake2b(message, key=self._key, digest_size=KEY_BYTES, person=b"apportion").digest())
 
 
-def poisson_sample(records: int, sample_rate: float, coins: Stream) -> NDArray[np.int64]:
-    """Indices of the records that join a batch; possibly none, possibly all.
+def poisson_sample(
+    records: int, rates: Sequence[float], coins: Stream, groups: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
+    """Indices of the records, or of the users, that join a batch; possibly none, possibly all.
 
-    Each record tosses its own coin with probability q = `sample_rate`, independently of all others and of every other draw. The
+    Each tosses its own coin with the probability q_p of its group, independently of all others and of every other draw. The
     amplification that the accountant claims holds for exactly this: shuffled or fixed-size batches would have a larger price.
+
+    Args:
+        rates: q_p of each group; q alone if all are alike.
+        groups: the group of each, numbered from 0; `None` if all are alike.
     """
-    return np.flatnonzero(coins.coins(records, sample_rate))
+    if groups is None:
+        (rate,) = rates
+        return np.flatnonzero(coins.coins(records, rate))
+    return np.flatnonzero(coins.group_coins(groups, rates))

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,13 +31,19 @@ from torch.utils.data import Subset
 
 from apportion.curator.dense_tensors import as_dense_tensor, copy_dense_tensor, share_memory
 from apportion.curator.foreign_code import contain_errors, watch_signals
-from apportion.curator.tree import batch_size, map_tensors
+from apportion.curator.tree import map_tensors
 
-if TYPE_CHECKING:
-    from apportion.curator.records import Batch
-
+Batch = tuple[Any, Any]
+"""Inputs and targets of some records, stacked along a first dimension."""
 MIN_PIECE_RECORDS, MAX_PIECES = 64, 16
 """Pieces have 64 records, or more if a micro-batch would have over 16 pieces: each takes file descriptors until all are there."""
+
+
+class Piece(NamedTuple):
+    """Some records of a draw, with the number of each: whose they are goes with them wherever they are cut or put together."""
+
+    batch: Batch
+    members: Tensor
 
 
 class Task(NamedTuple):
@@ -70,23 +76,24 @@ class Reader:
         """All these records, stacked; raises if one cannot be read."""
         return self._stack([self._row(read_items(self._data, [index])[0]) for index in indices.tolist()])
 
-    def __call__(self, task: Task) -> list[Batch]:
+    def __call__(self, task: Task) -> list[Piece]:
         """The records of a piece that can be read, in one batch, or each alone if their shapes differ."""
         with watch_signals():
             rows = self._rows(task)
             if not rows:
                 return []
             with contain_errors():
-                return [self._stack(rows)]
+                return [self._stack_pieces(rows)]
             alone = []
             for row in rows:
                 with contain_errors():
-                    alone.append([self._stack([row])])
+                    alone.append([self._stack_pieces([row])])
             return join_pieces(alone)
 
-    def _rows(self, task: Task) -> list[list[Tensor]]:
+    def _rows(self, task: Task) -> list[tuple[int, list[Tensor]]]:
+        """The number of each record that can be read, and its tensors: whose they are must not depend on how many others failed."""
         indices, seeds = task.indices.tolist(), task.seeds.tolist()
-        rows: list[list[Tensor]] = []
+        rows: list[tuple[int, list[Tensor]]] = []
         with _restore_generators(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # one that is caused by a record would tell of it
             if self._batched:
@@ -94,11 +101,11 @@ class Reader:
                     _seed_generators(seeds[0])
                     items = list(read_items(self._data, indices))
                     if not share_memory(items):
-                        return [self._row(item) for item in items]
+                        return [(index, self._row(item)) for index, item in zip(indices, items, strict=True)]
             for index, seed in zip(indices, seeds, strict=True):
                 with contain_errors():
                     _seed_generators(seed)
-                    rows.append(self._row(read_items(self._data, [index])[0]))
+                    rows.append((index, self._row(read_items(self._data, [index])[0])))
         return rows
 
     def _row(self, item: Any) -> list[Tensor]:
@@ -110,6 +117,9 @@ class Reader:
         if any(tensor.dim() != like.dim() for tensor, like in zip(row, self._examples, strict=True)):
             raise ValueError("a record has another number of dimensions than the first one")
         return row
+
+    def _stack_pieces(self, rows: list[tuple[int, list[Tensor]]]) -> Piece:
+        return Piece(self._stack([row for _, row in rows]), torch.tensor([index for index, _ in rows]))
 
     def _stack(self, rows: list[list[Tensor]]) -> Batch:
         batch: Batch = self._structure.unflatten([torch.stack(column) for column in zip(*rows, strict=True)])
@@ -144,18 +154,22 @@ def as_pair(item: Any) -> Batch:
     return tuple(inputs) if type(inputs) is list else inputs, target
 
 
-def join_pieces(pieces: Iterable[list[Batch]]) -> list[Batch]:
-    """The pieces of a micro-batch as one batch, or every record alone if their shapes differ."""
-    pieces = list(pieces)
-    batches = list(chain.from_iterable(pieces))
-    if len(batches) > 1 and all(len(piece) <= 1 for piece in pieces):
+def join_pieces(read: Iterable[list[Piece]]) -> list[Piece]:
+    """The pieces of a micro-batch as one, or every record alone if their shapes differ."""
+    read = list(read)
+    pieces = list(chain.from_iterable(read))
+    if len(pieces) > 1 and all(len(one) <= 1 for one in read):
         with contain_errors():
-            return [map_tensors(lambda *parts: torch.cat(parts), *batches)]
-    if len(batches) <= 1:
-        return batches
-    return [
-        map_tensors(lambda tensor, i=i: tensor[i : i + 1], batch) for batch in batches for i in range(batch_size(batch))
-    ]
+            return [map_tensors(lambda *parts: torch.cat(parts), *pieces)]
+    if len(pieces) <= 1:
+        return pieces
+    return [one for piece in pieces for one in single_records(piece)]
+
+
+def single_records(piece: Piece) -> Iterator[Piece]:
+    """Each record of a piece alone."""
+    for i in range(len(piece.members)):
+        yield map_tensors(lambda tensor, i=i: tensor[i : i + 1], piece)
 
 
 def _seed_generators(seed: int) -> None:

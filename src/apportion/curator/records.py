@@ -6,7 +6,7 @@ model(x), model(*x) or model(**x).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -22,12 +22,11 @@ from apportion.curator.dense_tensors import as_dense_tensor
 from apportion.curator.distinct import require_distinct
 from apportion.curator.foreign_code import contain_errors
 from apportion.curator.randomness import KEY_BYTES, Stream
-from apportion.curator.reader import Reader, Task, as_pair, join_pieces, read_items
+from apportion.curator.reader import Batch, Piece, Reader, Task, as_pair, join_pieces, read_items
 from apportion.curator.tree import batch_size, map_tensors, tensor_leaves
 from apportion.curator.workers import Workers
 from apportion.errors import InvalidArgument
 
-Batch = tuple[Any, Any]
 _ARGUMENT = "data"
 
 
@@ -47,30 +46,39 @@ class Records:
     def start_workers(self, workers: int) -> None:
         """Get ready to `read` with so many worker processes. What is in memory needs none."""
 
-    def read(self, members: NDArray[np.int64], size: int, secret: Stream) -> Iterator[Batch]:
-        """These records in micro-batches of `size`, without those that cannot be read. `secret` gives seeds for augmentation.
+    def read(self, members: NDArray[np.int64], cuts: Sequence[slice], secret: Stream) -> Iterator[Piece]:
+        """These records in micro-batches, without those that cannot be read. `secret` gives seeds for augmentation.
 
-        Not in equal parts: one record more would then cut all of them anew, and their float32 sums would be rounded differently by more
-        than the headroom covers.
+        Args:
+            cuts: which members are in each micro-batch (`cut_evenly`).
         """
-        for start in range(0, len(members), size):
-            yield from self._readable(members[start : start + size])
+        for cut in cuts:
+            yield from self._readable(members[cut])
 
     def close(self) -> None:
         """End the worker processes, if there are any."""
 
-    def _readable(self, members: NDArray[np.int64]) -> list[Batch]:
+    def _readable(self, members: NDArray[np.int64]) -> list[Piece]:
         """The batch of these records; if it cannot be put together, each that can be read, alone. No code of a person runs here."""
         try:
-            return [self.batch(members)]
+            return [Piece(self.batch(members), torch.from_numpy(members))]
         except MemoryError:
             raise
         except Exception:
             alone = []
             for member in members:
                 with suppress(Exception):
-                    alone.append(self.batch(np.array([member])))
+                    alone.append(Piece(self.batch(np.array([member])), torch.tensor([member])))
             return alone
+
+
+def cut_evenly(count: int, size: int) -> list[slice]:
+    """Micro-batches of `size`, and a rest.
+
+    Not in equal parts: one record more would then cut all of them anew, and their float32 sums would be rounded differently by more
+    than the headroom covers.
+    """
+    return [slice(start, start + size) for start in range(0, count, size)]
 
 
 class DatasetRecords(Records):
@@ -86,10 +94,9 @@ class DatasetRecords(Records):
         if workers and (self._workers is None or self._workers.closed):
             self._workers = Workers(self._reader, workers)
 
-    def read(self, members: NDArray[np.int64], size: int, secret: Stream) -> Iterator[Batch]:
+    def read(self, members: NDArray[np.int64], cuts: Sequence[slice], secret: Stream) -> Iterator[Piece]:
         # A fixed amount of `secret`, and a seed for every record, drawn or not: what a record gets does not depend on the others.
         seeds = Stream(secret.words(KEY_BYTES // 8).tobytes()).words(len(self))[members]
-        cuts = [slice(start, start + size) for start in range(0, len(members), size)]
         tasks = [Task(members[cut], seeds[cut]).split() for cut in cuts]
         every_piece = [piece for pieces in tasks for piece in pieces]
         read = map(self._reader, every_piece) if self._workers is None else self._workers.read(every_piece)

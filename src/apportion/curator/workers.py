@@ -21,7 +21,7 @@ from apportion.curator.reader import Reader, Task
 from apportion.errors import ApportionError, InvalidArgument, WrongOrder
 
 if TYPE_CHECKING:
-    from apportion.curator.records import Batch
+    from apportion.curator.reader import Piece
 
 
 class _WorkerDataset(Dataset[bytes]):
@@ -72,7 +72,7 @@ class Workers:
                 "Open files and devices in __getitem__ instead of __init__, or use workers=0",
             )
 
-    def read(self, tasks: list[Task]) -> Iterator[list[Batch]]:
+    def read(self, tasks: list[Task]) -> Iterator[list[Piece]]:
         """What the reader makes of these tasks, in order."""
         if self.closed:
             raise WrongOrder("the worker processes were closed")

@@ -47,15 +47,32 @@ def plan_facts(plan: Plan, *, target_epsilon: float, calibration: str = "pld") -
         "steps": plan.steps,
         "spare": plan.spare,
         "sample_rate": plan.sampling.sample_rate,
-        "expected_batch_size": plan.sampling.expected_batch_size,
+        "expected_batch_size": plan.expected_batch_size,
         "noise_multiplier": list(plan.multipliers),
         "clip": plan.thresholds(),
         "spent": plan.spending(),
+        **({"groups": group_facts(plan)} if plan.factors else {}),
         "rule": rule.name,
         "course": [asdict(step) for step in typical_course(plan)] if rule.adaptive else None,
         "claims": {claim.name: claim.epsilon for claim in claims},
         "not_upper_bounds": [claim.name for claim in claims if not claim.upper_bound],
     }
+
+
+def group_facts(plan: Plan) -> list[dict[str, Any]]:
+    """What each group of the budget gets and pays, and how its budget is spent over the steps."""
+    return [
+        {
+            "name": group.name,
+            "share": group.share,
+            "budget": group.epsilon,
+            "epsilon": plan.group_epsilon(group.name),
+            "sample_rate": plan.sampling.sample_rate * factors.rate,
+            "clip_scale": factors.clip,
+            "spent": plan.spending(group=number),
+        }
+        for number, (group, factors) in enumerate(zip(plan.budget.groups, plan.factors, strict=True))
+    ]
 
 
 def plan_by_limit_theorem(recipe: Recipe, budget: Budget, sampling: Sampling) -> Plan:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from apportion.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from apportion.strategies import clip, noise, recipes, update
+    from apportion.strategies import clip, noise, people, recipes, update
     from apportion.strategies.citations import cite
     from apportion.strategies.context import Context
 
-__all__ = ["Context", "cite", "clip", "noise", "recipes", "update"]
+__all__ = ["Context", "cite", "clip", "noise", "people", "recipes", "update"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -29,6 +29,7 @@ __getattr__, __dir__ = lazy_names(
         "clip": (".",),
         "context": ("Context",),
         "noise": (".",),
+        "people": (".",),
         "recipes": (".",),
         "update": (".",),
     },

@@ -18,6 +18,7 @@ _MEMBERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "clip": (("init", "propose", "observe"),),
     "noise": (("relative",), ("init", "choose", "observe")),
     "update": (("init", "transform", "observe"), ("init", "move", "learning_rate")),
+    "people": (("solve",),),
     "model": (("scale", "temperature", "offset"),),
 }
 """What a class must have to fill a role (`roles.py`): one of these."""
@@ -35,7 +36,7 @@ def build(role: str, description: Any) -> Any:
     """The strategy that `describe` was given.
 
     Args:
-        role: "clip", "noise", "update" or "model"; built-in kinds are looked up there.
+        role: "clip", "noise", "update", "people" or "model"; built-in kinds are looked up there.
         description: {"kind": ..., and its hyper-parameters}. A kind with a colon, `module:Class`, is imported.
     """
     if not isinstance(description, Mapping) or not isinstance(description.get("kind"), str):

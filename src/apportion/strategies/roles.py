@@ -10,6 +10,7 @@
 | `Update`         | what the optimiser is given of a released gradient            | `init`, `transform`, `observe`                   |
 | `SteeringUpdate` | how the weights move, without an optimiser                    | `init`, `move`, `learning_rate`                  |
 | `AskingUpdate`   | likewise, and what is asked next; under a filter              | likewise, and `ask`, `reference`                 |
+| `People`         | rates and thresholds of groups with budgets of their own      | `solve`                                          |
 
 Which rule of accounting covers a recipe follows from these types: `accounting/rules.py` has the rules, `planning.py` the choice.
 
@@ -24,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from apportion.accounting.group_calibration import GroupProblem, GroupSolution
 from apportion.request import Event, Noised, Released, Selection
 from apportion.strategies.context import Context
 
@@ -103,6 +105,18 @@ class ValidatedNoise(MultisetNoise, Protocol):
 
     def validate(self, state: Any, accuracy: float) -> Any:
         """The state after the accuracy, in [0, 1], is known."""
+        ...
+
+
+@runtime_checkable
+class People(Protocol):
+    """What groups of people with different budgets get: factors of the sampling rate and of thresholds, fixed before a run.
+
+    Whatever it answers, a plan in which a group costs more than its budget is refused.
+    """
+
+    def solve(self, problem: GroupProblem) -> GroupSolution:
+        """The scale of the noise, and the factors of each group."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -22,6 +22,7 @@ class Entry:
         epsilon: spent up to and including this step; `None` where it was not computed.
         test_accuracy: on data declared public; `None` where the model was not evaluated.
         selected: the step size that a selection released, 0 for none; `None` for a draw that selected nothing.
+        group_epsilon: likewise for each group of the budget, by its name; `None` without groups.
     """
 
     step: int
@@ -32,12 +33,14 @@ class Entry:
     epsilon: float | None = None
     test_accuracy: float | None = None
     selected: float | None = None
+    group_epsilon: Mapping[str, float] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """As it stands in history files: single values instead of lists of one."""
         content = {key: _single(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-        if self.selected is None:
-            del content["selected"]
+        for name in ("selected", "group_epsilon"):
+            if content[name] is None:
+                del content[name]
         return content
 
 

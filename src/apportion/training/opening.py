@@ -12,9 +12,10 @@ from torch import nn
 
 from apportion.accounting.account import Account
 from apportion.accounting.ledger import Ledger
-from apportion.budget import Record
+from apportion.budget import User
 from apportion.curator.curator import Curator, LossFunction
 from apportion.curator.gradients.engine import Engine, EngineChoice
+from apportion.curator.owners import Owners, owners_of
 from apportion.curator.records import Records
 from apportion.errors import InvalidArgument
 from apportion.execution import Execution
@@ -47,8 +48,9 @@ def open_session(setup: Setup) -> Session:
         setup.model,
         setup.choice,
         setup.records.example[0],
-        setup.plan.sampling.expected_batch_size,
+        setup.plan.expected_batch_size,
     )
+    owners = setup.owners or owners_of(setup.records, setup.plan.budget)
     engine = setup.engine or VettedEngine(setup.model, setup.choice, *setup.records.example)
     checkpoints = _make_checkpoints(setup)
     earlier = checkpoints.read() if checkpoints is not None and setup.storage.resume else None
@@ -57,7 +59,7 @@ def open_session(setup: Setup) -> Session:
         account = Account(setup.plan.budget, setup.rule or setup.plan.rule(), books, **known)
 
         def build_curator(session: Session) -> Curator | ExactCurator:
-            return _build_curator(setup, session, engine, execution)
+            return _build_curator(setup, session, engine, execution, owners)
 
         session = Session(setup, engine, account, build_curator, checkpoints)
         if earlier is not None:
@@ -88,13 +90,6 @@ def _require_valid(setup: Setup) -> None:
     plan, storage = require_plan(setup.plan), setup.storage
     if not isinstance(storage, Storage):
         raise InvalidArgument("storage", storage, "it is not a Storage", 'Pass apportion.Storage("runs/one")')
-    if type(plan.budget.unit) is not Record:
-        raise InvalidArgument(
-            "plan",
-            f"unit {plan.budget.unit.name!r}",
-            "a run on records protects single records",
-            "Make the plan with unit=apportion.Record()",
-        )
     require_tempered(setup.model, plan.recipe.model)
     require_plain_step(setup.optimizer)
     if setup.scheduler is not None:
@@ -120,6 +115,13 @@ def _require_valid(setup: Setup) -> None:
 def _require_roles_fit(setup: Setup) -> None:
     """Refuse what the strategies of the plan cannot work with: an optimiser that they replace, a loop of one's own, no public data."""
     update, noise = setup.plan.recipe.update, setup.plan.noise
+    if isinstance(update, AskingUpdate) and isinstance(setup.plan.budget.unit, User):
+        raise InvalidArgument(
+            "plan",
+            setup.plan.recipe.name,
+            f"{type(update).__name__} also asks for losses, which are clipped for each record and not for a user",
+            "Use unit=apportion.Record(), or a recipe that asks for gradients only",
+        )
     if isinstance(update, SteeringUpdate):
         require_momentum_free(setup.optimizer, setup.scheduler, type(update).__name__)
     if isinstance(update, AskingUpdate) and setup.own_loop:
@@ -162,11 +164,13 @@ def configuration(setup: Setup) -> dict[str, Any]:
     }
 
 
-def _build_curator(setup: Setup, session: Session, engine: Engine, execution: Execution) -> Curator | ExactCurator:
+def _build_curator(
+    setup: Setup, session: Session, engine: Engine, execution: Execution, owners: Owners
+) -> Curator | ExactCurator:
     """What answers the session: a curator, or one that repeats draws bit for bit."""
 
     def curator(charges: Any, source: Any) -> Curator:
-        return setup.build_curator(setup.records, engine, charges, source, execution)
+        return setup.build_curator(setup.records, engine, charges, source, execution, owners)
 
     folder, account = setup.storage.folder, session.account
     if setup.storage.recovery == "fresh" or folder is None:

@@ -48,8 +48,9 @@ SEPARABILITY_CHECKS = 8
 class _MicroBatch:
     """One piece of an open draw, and how far the loop has come with it."""
 
-    def __init__(self, draw: Draw, size: int, *, last: bool, number: int):
-        self.draw, self.size, self.last, self.number = draw, size, last, number
+    def __init__(self, draw: Draw, members: Tensor, *, last: bool, number: int):
+        self.draw, self.members, self.last, self.number = draw, members, last, number
+        self.size = len(members)
         self.outputs: list[Tensor] = []
         self.stage: Literal["drawn", "forwarded", "differentiated", "stepped"] = "drawn"
 
@@ -174,9 +175,9 @@ class Private:
         """Logical steps taken so far."""
         return self.run.steps
 
-    def epsilon(self, delta: float | None = None) -> float:
-        """ε of the steps charged so far at `delta` (the budget's by default), an upper bound. Reading it changes nothing."""
-        return self.run.epsilon(delta)
+    def epsilon(self, delta: float | None = None, *, group: str | int | None = None) -> float:
+        """ε of the steps charged so far at `delta` (the budget's by default), an upper bound, as `Run.epsilon`."""
+        return self.run.epsilon(delta, group=group)
 
     def statement(self) -> dict[str, Any]:
         """The privacy statement as data."""
@@ -248,9 +249,9 @@ class Private:
             while piece is not None:
                 following = next(pieces, None)
                 self._micro_batches += 1
-                current = _MicroBatch(draw, size_of(piece), last=following is None, number=self._micro_batches)
+                current = _MicroBatch(draw, piece.members, last=following is None, number=self._micro_batches)
                 self.model.current = current
-                yield piece
+                yield piece.batch
                 if current.stage != "stepped":
                     raise WrongOrder(
                         "a batch was left without private.optimizer.step(): its records would be missing from the sum"
@@ -268,7 +269,7 @@ class Private:
             "call loss.backward() once, on a loss computed from private.model's output in train() mode, before each "
             "private.optimizer.step()",
         )
-        current.draw.add(self._session.engine.gradients())
+        current.draw.add(self._session.engine.gradients(), current.members)
         if current.last:
             self._update(current.draw)
 

@@ -63,12 +63,16 @@ class Run:
         """Steps taken so far."""
         return self._session.step
 
-    def epsilon(self, delta: float | None = None) -> float:
+    def epsilon(self, delta: float | None = None, *, group: str | int | None = None) -> float:
         """ε of the steps charged so far at `delta` (the budget's by default), an upper bound. Reading it changes nothing.
 
         For a run that was stopped because of what somebody saw, the guarantee is the ε of the whole plan: `statement()`.
+
+        Args:
+            group: for the members of a group of the budget, by its name; or a number m, for m units that are added or removed together,
+                such as a family. By default for everybody, one by one.
         """
-        return self._session.account.epsilon(delta)
+        return self._session.account.epsilon(delta, group)
 
     def statement(self) -> dict[str, Any]:
         """The privacy statement as data."""

@@ -17,6 +17,7 @@ from apportion.budget import Public
 from apportion.curator.curator import Charges, Curator, StreamSource
 from apportion.curator.gradients.engine import Engine, EngineChoice
 from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.owners import Owners
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
 from apportion.errors import WrongOrder
@@ -36,7 +37,7 @@ from apportion.training.storage import Storage
 
 REHEARSED = 8
 """Steps in which the strategies are answered with zeros before anything is charged."""
-BuildCurator = Callable[[Records, Engine, Charges, StreamSource, Execution], Curator]
+BuildCurator = Callable[[Records, Engine, Charges, StreamSource, Execution, Owners], Curator]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +54,7 @@ class Setup:
         randomness: where random bits come from.
         storage: where the run is kept.
         own_loop: whether the loop is a person's own, as in `make_private`.
+        owners: whose the records are, instead of what the plan's budget says of them, for audits.
         rule: under which it spends, instead of the plan's own: that of a search of which it is a trial.
         engine: instead of the chosen one, for audits.
         build_curator: makes the curator, for audits that look over its shoulder.
@@ -69,6 +71,7 @@ class Setup:
     validation: Public | None = None
     storage: Storage = field(default_factory=Storage)
     own_loop: bool = False
+    owners: Owners | None = None
     rule: Rule | None = None
     engine: Engine | None = None
     build_curator: BuildCurator = Curator
@@ -260,7 +263,13 @@ class Session:
 
     def report(self, test_accuracy: float | None) -> Entry:
         """Add what is known of the last step: the budget spent so far and, if it was evaluated, the model's accuracy."""
-        entry = replace(self.entries[-1], epsilon=self.account.epsilon(), test_accuracy=test_accuracy)
+        names = [group.name for group in self.plan.budget.groups]
+        entry = replace(
+            self.entries[-1],
+            epsilon=self.account.epsilon(),
+            test_accuracy=test_accuracy,
+            group_epsilon={name: self.account.epsilon(group=name) for name in names} or None,
+        )
         self.entries[-1] = entry
         return entry
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from apportion.accounting.ledger import Ledger
 from apportion.accounting.selection import TrialOfSearch
+from apportion.budget import Unit, User
 from apportion.curator.randomness import KEY_STREAM
 from apportion.strategies.descriptions import describe
 from apportion.strategies.roles import SteeringUpdate
@@ -63,14 +64,16 @@ def statement(session: Session) -> dict[str, Any]:
         "delta": budget.delta,
         "unit": budget.unit.name,
         "neighbours": budget.unit.neighbours,
+        "users": _users(budget.unit) if isinstance(budget.unit, User) else None,
+        "groups": _groups(session),
         "accountant": plan.accountant if search is None else search.accountant,
         "rule": rule.name,
         "validity": rule.validity,
         "search": None if search is None else search.describe(),
-        "sampling": "Poisson: in every step each record joins with probability sample_rate, independently of all others",
+        "sampling": _sampling(budget.unit),
         "sample_rate": plan.sampling.sample_rate,
         "population": plan.sampling.population,
-        "expected_batch_size": plan.sampling.expected_batch_size,
+        "expected_batch_size": plan.expected_batch_size,
         "steps_planned": plan.steps // draws,
         "steps_taken": len(session.entries) // draws,
         "draws_charged": session.account.spent,
@@ -90,6 +93,37 @@ def statement(session: Session) -> dict[str, Any]:
         + ([] if search is None else [OTHER_TRIALS]),
         "versions": package_versions(),
     }
+
+
+def _sampling(unit: Unit) -> str:
+    whose = "record" if isinstance(unit, User) and unit.coins == "record" else unit.name
+    return f"Poisson: in every step each {whose} joins with probability sample_rate, independently of all others"
+
+
+def _users(unit: User) -> dict[str, Any]:
+    """How the records of a user were used. The rule for users with many is stated whether or not there was one."""
+    return {
+        **unit.describe(),
+        "rule": f"the {unit.pooling} of the gradients of a user's records in a batch is clipped as one vector, and counted once; of a user "
+        "with more than k_max records those with the smallest keyed hash of the user and their place among the user's own are used",
+    }
+
+
+def _groups(session: Session) -> list[dict[str, Any]]:
+    """What each group of the budget got and pays."""
+    plan, account = session.plan, session.account
+    return [
+        {
+            "name": group.name,
+            "share": group.share,
+            "budget": group.epsilon,
+            "epsilon": account.planned_epsilon(group=group.name),
+            "epsilon_spent": account.epsilon(group=group.name),
+            "sample_rate": plan.sampling.sample_rate * factors.rate,
+            "clip_scale": factors.clip,
+        }
+        for group, factors in zip(plan.budget.groups, plan.factors, strict=True)
+    ]
 
 
 def data_set(ledger: Ledger, run: int | None) -> dict[str, Any] | None:
@@ -120,6 +154,11 @@ def in_words(facts: dict[str, Any]) -> str:
         f"training data or removed from it. This held for all {facts['steps_taken']} steps taken, each draw on a fresh Poisson batch "
         f"with sampling rate {facts['sample_rate']:.4g}."
     )
+    if groups := facts.get("groups"):
+        text += " Members of single groups have budgets of their own: " + ", ".join(
+            f"{one['name']} e^{_rounded_up(one['epsilon'])}" for one in groups
+        )
+        text += "."
     if not facts["private"]:
         return f"NOT PRIVATE: {facts['why_not_private']}. With secret randomness the same run would promise: {text}"
     return text
@@ -162,7 +201,26 @@ def as_markdown(facts: dict[str, Any]) -> str:
             f"{shared['rule']}); admitted so far ε = {shared['epsilon_admitted']:.4f}, left {shared['left']}",
             "head of the ledger": shared["ledger_head"],
         }
+    if users := facts.get("users"):
+        rows["records of a user"] = users["rule"] + ("" if users["k_max"] is None else f"; k_max = {users['k_max']}")
     lines += [f"| {key} | {value} |" for key, value in rows.items()]
+    if groups := facts.get("groups"):
+        lines += [
+            "",
+            "## Groups",
+            "",
+            "For data sets that differ in a member of a group, the ε of that group holds.",
+            "",
+        ]
+        lines += [
+            "| group | share | ε (guarantee) | budget | sampling rate | clipped to |",
+            "|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {one['name']} | {one['share']:g} | {one['epsilon']:.4f} | {one['budget']:g} | {one['sample_rate']:.6g} | "
+            f"{one['clip_scale']:.4g}·C |"
+            for one in groups
+        ]
     if facts["assumptions"]:
         lines += [
             "",

@@ -10,6 +10,7 @@ from typing import Any
 
 from apportion import validate
 from apportion.accounting.rules import FixedPlan
+from apportion.budget import Record
 from apportion.errors import InvalidArgument
 from apportion.planning import Plan, plan_steps, require_plan
 from apportion.sampling import Sampling
@@ -162,6 +163,13 @@ def _require_fixed(plan: Plan) -> Plan:
             plan.recipe.name,
             "its multipliers follow released values, and a search compares plans that are fixed in advance",
             "Tune a recipe with a noise schedule",
+        )
+    if plan.budget.groups or plan.budget.unit != Record():
+        raise InvalidArgument(
+            "plan",
+            plan.recipe.name,
+            "a search is priced for one budget and for single records",
+            "Tune with one budget for all records",
         )
     return plan
 

@@ -19,6 +19,7 @@ from apportion.strategies.roles import (
     FeedbackNoise,
     MultisetNoise,
     NoiseSchedule,
+    People,
     SteeringUpdate,
     Update,
 )
@@ -29,6 +30,7 @@ ROLES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "clip": ((Clip,), "apportion.clip.Fixed(threshold=1.0)"),
     "noise": ((NoiseSchedule, FeedbackNoise), "apportion.noise.Constant()"),
     "update": ((Update, SteeringUpdate), "apportion.update.Plain(average=0.99)"),
+    "people": ((People,), "apportion.people.Scale()"),
 }
 """The protocols of each role, and an example of what fills it."""
 Adapted = Literal["budget", "clip", "rate"]
@@ -73,6 +75,7 @@ class Recipe:
             `FixedDeviation` does, fills the noise role too.
         noise: the multipliers; constant if it is left out.
         update: what the optimiser is given of a released gradient.
+        people: rates and thresholds of groups, for a budget that has groups; `Scale` if it is left out there.
         model: a change to the model, which whoever trains makes before training: `apportion.temper`.
         name: as on the command line.
         summary: one line.
@@ -90,6 +93,7 @@ class Recipe:
     clip: Clip | None = field(default_factory=Fixed)
     noise: NoiseSchedule | FeedbackNoise | None = None
     update: Update | SteeringUpdate = field(default_factory=Plain)
+    people: People | None = None
     model: Temper | None = None
     name: str = field(default="custom", compare=False)
     summary: str = field(default="", compare=False)
@@ -108,6 +112,8 @@ class Recipe:
         validate.store(self, noise=_resolve_noise(self.clip, self.noise))
         require_role("noise", self.noise)
         require_role("update", self.update)
+        if self.people is not None:
+            require_role("people", self.people)
         if isinstance(self.update, AskingUpdate) and isinstance(self.noise, MultisetNoise):
             raise InvalidArgument(
                 "update",
