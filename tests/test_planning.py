@@ -275,19 +275,21 @@ def test_a_role_takes_what_fills_it(roles, message):
 
 @dataclass(frozen=True)
 class Household(ap.Record):
-    """A unit that `train` does not know."""
+    """A unit that nobody knows how to protect."""
 
     name = "household"
 
 
 def test_a_plan_for_another_unit_is_refused(model, records, tmp_path):
-    budget = ap.Budget(epsilon=3.0, delta=1e-5, unit=Household())
+    with pytest.raises(ap.InvalidArgument, match=r"unit=.*whom the guarantee protects"):
+        ap.Budget(epsilon=3.0, delta=1e-5, unit=Household())
+    budget = ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.User(k_max=3))
     plan = ap.plan("abadi", budget=budget, population=40, sample_rate=0.5, steps=3)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     storage = ap.Storage(tmp_path / "run")
-    with pytest.raises(ap.InvalidArgument, match="unit 'household'.*single records"):
+    with pytest.raises(ap.InvalidArgument, match=r"unit\.ids=None.*protect users"):
         ap.train(model, cross_entropy, records, plan, lr=0.5, storage=storage)
-    with pytest.raises(ap.InvalidArgument, match="unit 'household'"):
+    with pytest.raises(ap.InvalidArgument, match=r"unit\.ids=None"):
         ap.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), records, plan, storage=storage)
     assert not (tmp_path / "run").exists()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -93,6 +93,12 @@ UNITS: Mapping[str, type[Record] | type[User]] = {Record.name: Record, User.name
 """The units of privacy by name."""
 
 
+def _read_unit(argument: str, value: Any, why: str, fix: str) -> Any:
+    if type(value) not in UNITS.values():  # a subclass is a unit that nobody executes
+        raise InvalidArgument(argument, shown(value), why, fix)
+    return value
+
+
 def _read_name(argument: str, value: Any, why: str, fix: str) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidArgument(argument, shown(value), f"it must be a text, because {why}", fix)
@@ -142,7 +148,7 @@ class Budget(Checked):
     delta: float = field(metadata=check(in_open_unit, *DELTA))
     unit: Unit = field(
         metadata=check(
-            instance_of((Record, User)),
+            _read_unit,
             "it must say whom the guarantee protects; a guarantee for a row is not one for a person with many rows",
             "Pass unit=apportion.Record() to protect single records, or apportion.User(ids) to protect whoever owns them",
         )

@@ -168,7 +168,7 @@ def whole(argument: str, value: Any, why: str, fix: str, *, least: int = 1) -> i
     return int(number)
 
 
-def instance_of(kind: type | tuple[type, ...]) -> Rule:
+def instance_of(kind: type) -> Rule:
     """A rule: an instance of `kind`."""
 
     def rule(argument: str, value: Any, why: str, fix: str) -> Any:
