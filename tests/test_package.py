@@ -20,7 +20,16 @@ CORE = {"torch", "numpy", "scipy", "cryptography", "safetensors", "dp-accounting
 OPTIONAL = sorted({module for modules in EXTRAS.values() for module in modules})
 MODULES = sorted(module.name for module in pkgutil.walk_packages(apportion.__path__, "apportion."))
 PACKAGES = sorted(module.name for module in pkgutil.walk_packages(apportion.__path__, "apportion.") if module.ispkg)
-PARTS = ("accounting", "audit", "clip", "data", "noise", "recipes", "statistics", "update")  # the modules among the exported names
+PARTS = (
+    "accounting",
+    "audit",
+    "clip",
+    "data",
+    "noise",
+    "recipes",
+    "statistics",
+    "update",
+)  # the modules among the exported names
 BARE = ("cli", "reporting", "data", "compare", "search")  # the rooms that may need an extra
 
 # The program runs as if the optional packages were not installed.

@@ -85,6 +85,8 @@ def largest_loss(one, two):
 
 def _largest_of_part(one, two):
     laws = [(sums_law(rates, contributions), float(scale)) for rates, contributions, scale in (one, two)]
+    if laws[0][1] != laws[1][1]:
+        return math.inf  # the ratio of two tails of different scales has no bound
     totals = [total for law, _ in laws for total in law]
     axes = [sorted({total[axis] for total in totals}) for axis in range(len(totals[0]))]
     outcomes = itertools.product(*([axis[0] - 1, *axis, axis[-1] + 1] for axis in axes))
