@@ -164,7 +164,18 @@ for name in {["apportion", *MODULES]}:
 
 
 def test_public_packages_say_what_they_export():
-    for name in ("", ".accounting", ".audit", ".curator", ".data", ".models", ".reporting", ".search", ".strategies"):
+    for name in (
+        "",
+        ".accounting",
+        ".audit",
+        ".curator",
+        ".data",
+        ".models",
+        ".reporting",
+        ".search",
+        ".statistics",
+        ".strategies",
+    ):
         assert importlib.import_module(f"apportion{name}").__all__
 
 

@@ -106,15 +106,20 @@ def test_a_method_that_asks_too_much_is_refused_before_it_is_charged(tmp_path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_estimates_are_for_everybody_and_as_far_off_as_they_say(method):
-    """Over many seeds: the mean is the truth, and the spread is the standard error."""
-    values = np.tile([0.1, 0.4, 0.9], 201)  # the same in each group
-    epsilons = np.repeat([0.4, 1.0, 1.7], 201)
-    terms = {"budget": budget_of(), "epsilons": epsilons, "method": METHODS[method]}
-    for question, truth in (("count", 603), ("mean", 1.4 / 3)):
-        found = [QUESTIONS[question](values, seed=seed, **terms) for seed in range(60)]
-        answers, said = np.array([one.value for one in found]), np.mean([one.standard_error for one in found])
-        assert abs(answers.mean() - truth) < 4 * answers.std() / math.sqrt(60)
-        assert 0.5 * said < answers.std() < 1.35 * said
+    """Over many data sets from one population: errors have mean 0, and the standard error that is said."""
+    budget = ap.Budget.of_groups({"a": (0.4, 0.3), "b": (1.0, 0.5), "c": (1.7, 0.2)}, delta=1e-6, unit=ap.Record())
+    generator = np.random.default_rng(0)
+    errors, said = {"count": [], "mean": []}, {"count": [], "mean": []}
+    for seed in range(100):
+        values, labels = generator.integers(0, 2, 500), generator.choice(["a", "b", "c"], 500, p=[0.3, 0.5, 0.2])
+        for question, truth in (("count", 500), ("mean", values.mean())):
+            found = QUESTIONS[question](values, budget=budget, labels=labels, method=METHODS[method], seed=seed)
+            errors[question].append(found.value - truth)
+            said[question].append(found.standard_error)
+    for question, found in errors.items():
+        deviation = np.std(found)
+        assert abs(np.mean(found)) < 4 * deviation / 10
+        assert 0.75 * np.mean(said[question]) < deviation < 1.3 * np.mean(said[question])
 
 
 def test_without_noise_the_answers_are_exact(monkeypatch):
@@ -137,6 +142,16 @@ def test_without_noise_the_answers_are_exact(monkeypatch):
     assert ap.statistics.class_weights(counts) == pytest.approx((0.5, 1.5, 3.0))
     with pytest.raises(ap.InvalidArgument, match="no classes"):
         ap.statistics.class_weights(ap.statistics.count(column, **terms))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("epsilons", [[1e-9, 1e-6, 1.0], [300.0, 700.0, 900.0]])
+def test_extreme_budgets_have_finite_answers(method, epsilons):
+    terms = {"budget": budget_of(1000.0), "epsilons": epsilons, "method": METHODS[method], "seed": 0}
+    found = ap.statistics.count([1.0, 2.0, 3.0], **terms)
+    assert math.isfinite(found.value)
+    assert math.isfinite(found.standard_error)
+    assert all(paid <= float(name) * (1 + 1e-9) for name, paid in found.paid.items())
 
 
 def test_the_mean_of_next_to_nobody_is_the_middle():

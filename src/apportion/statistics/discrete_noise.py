@@ -50,5 +50,5 @@ def _falls_with_exp(numerator: int, denominator: int, stream: Stream) -> bool:
 
 
 def discrete_laplace_variance(scale: float) -> float:
-    """2α/(1 − α)², α = e^{−1/scale}; about 2·scale² for a large scale."""
-    return 2 * math.exp(-1 / scale) / math.expm1(-1 / scale) ** 2
+    """2α/(1 − α)², α = e^{−1/scale}; about 2·scale² for a large scale. At least 1e-100, because weights are one over it."""
+    return max(2 * math.exp(-1 / scale) / math.expm1(-1 / scale) ** 2, 1e-100)

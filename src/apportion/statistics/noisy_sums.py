@@ -5,6 +5,7 @@ A count, a histogram and a mean are all the same question: each record contribut
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -26,7 +27,7 @@ class Estimate:
     Args:
         totals: the sums.
         noise_variance: of each, by the noise.
-        sampling_factor: how much variance sampling adds to a count, for each counted record.
+        sampling_factor: the variance that comes of who was drawn, or has which level, for each counted record.
     """
 
     totals: NDArray[np.float64]
@@ -41,20 +42,33 @@ def estimate_sums(
     method: Method,
     draw: DrawStreams,
 ) -> Estimate:
-    """Each part's noisy sum over Σ_p r_p·π_p, weighted by one over the variance that public facts predict.
+    """Σ_k w_k·(noisy sum of part k)/π̄_k, π̄_k = Σ_p r_p·π_kp, with the weights of least variance by public facts.
+
+    The levels of those who contribute are taken for a draw from the shares. Then two parts have, for each counted record, the covariance
+    Σ_p r_p·π_kp·π_lp/(π̄_k·π̄_l) − 1, and one part has the variance 1/π̄_k − 1. Noise is added to that; w ∝ V⁻¹·1. Without a declared
+    population noise alone counts, and weights are one over its variance.
 
     Args:
         contributions: one row of whole numbers for each record, of L1 norm at most `sensitivity`; zeros for somebody without a value.
     """
     parts = method.parts(roster)
-    precisions = np.array([1 / method.predicted_variance(part, roster) for part in parts])
-    totals, noise, sampling = np.zeros(contributions.shape[1]), 0.0, 0.0
-    for part, weight in zip(parts, (precisions / precisions.sum()).tolist(), strict=True):
+    sampling = _sampling_covariance(parts, roster)
+    noise = np.diag([part.noise_variance(roster) for part in parts])
+    weights = np.linalg.solve(noise + method.population * sampling, np.ones(len(parts)))
+    weights /= weights.sum()
+    totals = np.zeros(contributions.shape[1])
+    for part, weight in zip(parts, weights, strict=True):
         noisy = release_sum(contributions[draw_sample(part, roster, draw.coins)], sensitivity, part.epsilon, draw.noise)
         totals += weight * np.array(noisy, dtype=np.float64) / part.mean_rate(roster)
-        noise += weight**2 * part.noise_variance(roster, sensitivity)
-        sampling += weight**2 * part.sampling_factor(roster)
-    return Estimate(totals, noise, sampling)
+    variances = [part.noise_variance(roster, sensitivity) for part in parts]
+    return Estimate(totals, float(weights**2 @ variances), max(0.0, float(weights @ sampling @ weights)))
+
+
+def _sampling_covariance(parts: Sequence[Part], roster: Roster) -> NDArray[np.float64]:
+    rates = np.array([part.rates for part in parts]) / [[part.mean_rate(roster)] for part in parts]
+    covariance = (rates * roster.shares) @ rates.T - 1
+    covariance[np.diag_indices(len(parts))] = [1 / part.mean_rate(roster) - 1 for part in parts]
+    return np.asarray(covariance)
 
 
 def draw_sample(part: Part, roster: Roster, coins: Stream) -> NDArray[np.bool_]:

@@ -28,6 +28,9 @@ from apportion.validate import Checked, check, checked, known, one_of, positive,
 _DOWN = 1 - 2.0**-40
 """Rates and thresholds that come from a subtraction are rounded down by so much, which covers every rounding error in them."""
 
+_LARGE = 500.0
+"""e^ε is close to the end of float64."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -46,18 +49,13 @@ class Part:
         rate = self.rates[level]
         if rate in (0.0, 1.0):
             return rate * self.epsilon
-        if self.epsilon < 1:
+        if self.epsilon < _LARGE:
             return math.log1p(rate * math.expm1(self.epsilon))
         return self.epsilon + math.log(rate + (1 - rate) * math.exp(-self.epsilon))
 
     def mean_rate(self, roster: Roster) -> float:
         """Σ_p r_p·π_p: the part of all people that is expected in the sample."""
         return math.fsum(share * rate for share, rate in zip(roster.shares, self.rates, strict=True))
-
-    def sampling_factor(self, roster: Roster) -> float:
-        """Σ_p r_p·π_p·(1 − π_p)/(Σ_p r_p·π_p)²: the variance that sampling adds to an estimated count, for each counted record."""
-        spread = math.fsum(share * rate * (1 - rate) for share, rate in zip(roster.shares, self.rates, strict=True))
-        return spread / self.mean_rate(roster) ** 2
 
     def noise_variance(self, roster: Roster, sensitivity: int = 1) -> float:
         """Of a sum estimated for all people: that of the discrete Laplace noise, divided by (Σ_p r_p·π_p)²."""
@@ -68,14 +66,12 @@ class Method(Checked):
     """How a count, a mean or a histogram is asked of people with budgets of their own: a subclass says which parts there are."""
 
     prefix = "method"
+    population = 0.0
+    """N: declared by a method that weighs the error of sampling against noise; otherwise noise alone counts."""
 
     def parts(self, roster: Roster) -> tuple[Part, ...]:
         """What is to be released, from public budgets alone."""
         raise NotImplementedError
-
-    def predicted_variance(self, part: Part, roster: Roster) -> float:
-        """Of a count of everybody, estimated from this part: the weight of the part is one over it."""
-        return part.noise_variance(roster)
 
 
 class Plain(Method):
@@ -230,9 +226,9 @@ def best_edges(levels: int, most: int, cost: Callable[[int, int], float]) -> lis
 class Adaptive(Method):
     """Rounds on samples by what is left of each budget: whoever allows more is asked again, after the strict have paid all they allow.
 
-    Round k has a threshold t_k, the one among the residual budgets with the least predicted variance: that of the noise, and that of
-    sampling, N·Σ_p r_p·π_p·(1 − π_p), both divided by (Σ_p r_p·π_p)². People pay min(residual, t_k) each, *in the sample or not*, until
-    nothing is left. Rounds are combined by inverse predicted variance. Guarantee: ε_i for person i, the sum of what they paid. All choices
+    Round k has a threshold t_k, the one among the residual budgets with the least predicted variance: v/π̄² + N·(1 − π̄)/π̄, with the
+    variance v of the noise and π̄ = Σ_p r_p·π_p. People pay min(residual, t_k) each, *in the sample or not*, until nothing is left.
+    Rounds are combined with the weights of least predicted variance. Guarantee: ε_i for person i, the sum of what they paid. All choices
     follow public budgets. (After Niu et al. 2021.)
 
     Args:
@@ -258,14 +254,15 @@ class Adaptive(Method):
         residual, parts = list(roster.epsilons), list[Part]()
         while any(residual) and len(parts) < (self.rounds or len(residual)):
             candidates = [Part(sampling_rates(residual, t), t) for t in sorted({one for one in residual if one})]
-            part = min(candidates, key=lambda one: self.predicted_variance(one, roster))
+            part = min(candidates, key=lambda one: self._predict(one, roster))
             parts.append(part)
             residual = [_left(one, part, level) for level, one in enumerate(residual)]
         return tuple(parts)
 
-    def predicted_variance(self, part: Part, roster: Roster) -> float:
-        """Of the noise and of sampling."""
-        return part.noise_variance(roster) + self.population * part.sampling_factor(roster)
+    def _predict(self, part: Part, roster: Roster) -> float:
+        """The variance of a count of everybody that is estimated from this part: of a sample of N·π̄ people, and of the noise."""
+        rate = part.mean_rate(roster)
+        return part.noise_variance(roster) + self.population * (1 - rate) / rate
 
 
 def _left(residual: float, part: Part, level: int) -> float:
