@@ -111,6 +111,10 @@ def test_a_roster_of_groups_has_declared_shares():
     assert roster.shares == (0.34, 0.43, 0.23)
     assert roster.level.tolist() == [1, 2, 0, 1]
     assert roster.sizes.tolist() == [1, 2, 1]
+    assert read_roster(of_groups(), 4, np.array([2, 0, 1, 2]), None).level.tolist() == [1, 2, 0, 1]
+    known = ap.Budget.of_groups(GROUPS, delta=1e-6, unit=ap.Record(), labels=["strict", "loose"])
+    found = ap.statistics.count([1.0, 2.0], budget=known, method=Partition(by="privacy"), seed=0)
+    assert dict(found.paid) == {"strict": 1.0, "medium": 2.0, "loose": 3.0}
 
 
 def test_budgets_of_records_are_rounded_down_to_those_of_groups():
@@ -148,11 +152,15 @@ def test_many_different_budgets_become_a_grid():
         ({"budget": of_groups()}, "the budget has the groups"),
         ({"budget": of_groups(), "labels": ["strict"]}, "another length"),
         ({"budget": of_groups(), "labels": ["strict", "nobody"]}, "names no group"),
+        ({"budget": of_groups(), "labels": [0, 3]}, "names no group"),
+        ({"budget": of_groups(), "labels": "group"}, "no inputs"),
+        ({"budget": of_groups(), "labels": lambda inputs, target: target}, "no inputs"),
         ({"epsilons": [1.0, 1.0], "method": None}, "needs a method: Sample, Partition, Adaptive, Exponential"),
         ({"epsilons": [1.0, 1.0], "method": "sample"}, "needs a method"),
         ({"epsilons": None}, "there is one ε for all"),
         ({"epsilon": 1.0}, "there is no such argument"),
         ({"budget": 1.0}, "not a Budget"),
+        ({"budget": ap.Budget(epsilon=2.0, delta=1e-6, unit=ap.User())}, "protects single values"),
     ],
 )
 def test_what_makes_no_sense_is_refused(terms, words):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apportion import validate
-from apportion.budget import Budget, require_budget
+from apportion.budget import Budget, Record, require_budget
 from apportion.errors import InvalidArgument
 from apportion.statistics.charging import Receipt, charge
 from apportion.statistics.column import (
@@ -38,7 +38,7 @@ class Terms(TypedDict, total=False):
     """What every question takes beside its own arguments.
 
     budget: `apportion.Budget`. Its ε is spent; the mechanisms are pure and use no δ.
-    labels: the group of each record, for a budget with groups (`Budget.of_groups`). Public.
+    labels: the group of each record, by name or number, for a budget with groups (`Budget.of_groups`); by default the budget's. Public.
     epsilons: or an ε for each record, at most the budget's; with groups it is rounded down to theirs. Public.
     method: for budgets that differ: `Sample`, `Partition`, `Adaptive` or `Exponential`.
     storage: the ledger of the data set, as a path or `apportion.Storage(ledger=...)`; or a new folder for a ledger of its own; in memory
@@ -47,7 +47,7 @@ class Terms(TypedDict, total=False):
     """
 
     budget: Budget
-    labels: Sequence[str] | None
+    labels: Any
     epsilons: Any
     method: Method | Exponential | None
     storage: Storage | str | Path | None
@@ -91,8 +91,14 @@ def _ask(of: str, records: int, terms: Terms, methods: tuple[type, ...]) -> _Ask
         name = min(unknown)
         validate.known(name, name, Terms.__annotations__, "there is no such argument")
     budget = require_budget("budget", terms.get("budget"))
-    roster = read_roster(budget, records, terms.get("labels"), terms.get("epsilons"))
-    personal = terms.get("labels") is not None or terms.get("epsilons") is not None
+    if type(budget.unit) is not Record:
+        reason = "a statistic protects single values; somebody with several of them would be protected less"
+        fix = "Use unit=apportion.Record(), on a column with one value for each person"
+        raise InvalidArgument("budget.unit", budget.unit.name, reason, fix)
+    epsilons = terms.get("epsilons")
+    labels = terms.get("labels") if epsilons is not None else terms.get("labels", budget.labels)
+    roster = read_roster(budget, records, labels, epsilons)
+    personal = labels is not None or epsilons is not None
     method = terms.get("method")
     names = ", ".join(kind.__name__ for kind in methods)
     allowed = (*methods, Method) if Partition in methods else methods  # one's own, where any parts will do

@@ -7,7 +7,6 @@ rates) follows the levels and shares only, never the values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,8 +49,8 @@ class Roster:
         return np.bincount(self.level[self.level != NOBODY], minlength=len(self.epsilons))
 
 
-def read_roster(budget: Budget, records: int, labels: Sequence[str] | None, epsilons: Any | None) -> Roster:
-    """One ε for all, one for the group of each record's label, or one for each record."""
+def read_roster(budget: Budget, records: int, labels: Any | None, epsilons: Any | None) -> Roster:
+    """One ε for all, one for the group of each record's label (by name or number), or one for each record."""
     if labels is not None and epsilons is not None:
         raise InvalidArgument("labels", "both", "epsilons were given too", "Pass the one or the other")
     if labels is not None:
@@ -64,15 +63,19 @@ def read_roster(budget: Budget, records: int, labels: Sequence[str] | None, epsi
     return Roster((EVERYBODY,), (budget.epsilon,), (1.0,), np.zeros(records, dtype=np.int64))
 
 
-def _of_labels(budget: Budget, records: int, labels: Sequence[str]) -> Roster:
+def _of_labels(budget: Budget, records: int, labels: Any) -> Roster:
     groups = sorted(budget.groups, key=lambda group: group.epsilon)
     if not groups:
         raise InvalidArgument("budget", budget, "it has no groups for the labels", "Use apportion.Budget.of_groups")
+    if isinstance(labels, str) or not hasattr(labels, "__len__"):
+        reason = "a column has no inputs to find them in"
+        raise InvalidArgument("labels", type(labels).__name__, reason, "Pass the group of each record")
     _require_length("labels", len(labels), records)
-    places = {group.name: place for place, group in enumerate(groups)}
-    found = [places.get(str(label), NOBODY) for label in labels]
+    places: dict[Any, int] = {group.name: place for place, group in enumerate(groups)}
+    places |= {number: groups.index(group) for number, group in enumerate(budget.groups)}
+    found = [places.get(label, NOBODY) for label in np.asarray(labels).tolist()]
     if NOBODY in found:  # labels are public, and without a budget nothing is promised
-        fix = f"Use the names {list(places)}"
+        fix = f"Use the names {[group.name for group in groups]}, or their numbers"
         raise InvalidArgument("labels", "one of them", "it names no group of the budget", fix)
     return _of_groups(budget, np.array(found, dtype=np.int64))
 
