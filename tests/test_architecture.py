@@ -34,11 +34,12 @@ MAY_IMPORT = {
     "reporting": CORE,
     "compare": CORE | {"data", "reporting", ""},
     "search": CORE | {"data", "compare", ""},
+    "statistics": CORE,
     "tuning": CORE | {"compare"},
-    "cli": CORE | {"audit", "data", "reporting", "compare", "search", "tuning", ""},
+    "cli": CORE | {"audit", "data", "reporting", "compare", "search", "statistics", "tuning", ""},
     "__main__": {"cli"},
 }
-WITHOUT_TORCH = FOUNDATION | {"accounting", "strategies", "sampling", "planning"}
+WITHOUT_TORCH = FOUNDATION | {"accounting", "strategies", "sampling", "planning", "statistics"}
 
 
 def room_of(path):

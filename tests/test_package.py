@@ -20,7 +20,16 @@ CORE = {"torch", "numpy", "scipy", "cryptography", "safetensors", "dp-accounting
 OPTIONAL = sorted({module for modules in EXTRAS.values() for module in modules})
 MODULES = sorted(module.name for module in pkgutil.walk_packages(apportion.__path__, "apportion."))
 PACKAGES = sorted(module.name for module in pkgutil.walk_packages(apportion.__path__, "apportion.") if module.ispkg)
-PARTS = ("accounting", "audit", "clip", "data", "noise", "recipes", "update")  # the modules among the exported names
+PARTS = (
+    "accounting",
+    "audit",
+    "clip",
+    "data",
+    "noise",
+    "recipes",
+    "statistics",
+    "update",
+)  # the modules among the exported names
 BARE = ("cli", "reporting", "data", "compare", "search")  # the rooms that may need an extra
 
 # The program runs as if the optional packages were not installed.
@@ -155,7 +164,18 @@ for name in {["apportion", *MODULES]}:
 
 
 def test_public_packages_say_what_they_export():
-    for name in ("", ".accounting", ".audit", ".curator", ".data", ".models", ".reporting", ".search", ".strategies"):
+    for name in (
+        "",
+        ".accounting",
+        ".audit",
+        ".curator",
+        ".data",
+        ".models",
+        ".reporting",
+        ".search",
+        ".statistics",
+        ".strategies",
+    ):
         assert importlib.import_module(f"apportion{name}").__all__
 
 

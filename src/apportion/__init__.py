@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from apportion.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from apportion import accounting, audit, data
+    from apportion import accounting, audit, data, statistics
     from apportion.accounting.accountant import PrivacyLossAccountant
     from apportion.accounting.ledger import Ledger
     from apportion.budget import Budget, Group, Public, Record, User
@@ -132,6 +132,7 @@ __all__ = [
     "plan",
     "recipes",
     "report",
+    "statistics",
     "temper",
     "train",
     "tune",
@@ -167,6 +168,7 @@ __getattr__, __dir__ = lazy_names(
             *("ClippedSum", "Event", "FirstGain", "Frame", "Line", "LowestLoss", "NormSum", "Released", "Request"),
             *("GroupFactors", "UnclippedCount"),
         ),
+        "statistics": (".",),
         "strategies.citations": ("cite",),
         "strategies.clip": (".",),
         "strategies.clip.clip_schedule": ("ClipSchedule",),

@@ -20,6 +20,7 @@ from apportion.cli.plan_command import plan
 from apportion.cli.recipes_command import recipes
 from apportion.cli.report_command import report
 from apportion.cli.search_command import search
+from apportion.cli.statistics_command import statistics
 from apportion.cli.train_command import train
 from apportion.cli.tune_command import tune
 from apportion.errors import ApportionError, InvalidArgument, MissingExtra
@@ -33,7 +34,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _command in (train, compare, plan, search, tune, recipes, account, report, check):
+for _command in (train, compare, plan, search, tune, statistics, recipes, account, report, check):
     app.command()(_command)
 for _name, _group in {"data": data, "ledger": ledger, "audit": audit}.items():
     app.add_typer(_group.app, name=_name)

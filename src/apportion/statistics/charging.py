@@ -1,0 +1,80 @@
+"""A statistic is charged as a whole, before a coin is tossed: one admission and one charge in the ledger of the data set.
+
+All mechanisms of this room are pure, (ε, 0)-DP, and an (ε, 0)-DP release is dominated by the event of one `Choice(ε)`. In a ledger with the
+rule "sum" it costs ε and no δ; with the rule "gaussian" what its curve costs. With several budgets the largest ε is charged: it holds for
+everybody.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from apportion.accounting.ledger import Ledger
+from apportion.accounting.run_filter import Cost, SumOfRuns
+from apportion.budget import Budget
+from apportion.curator.randomness import DrawStreams, Randomness
+from apportion.errors import InvalidArgument
+from apportion.request import Choice, Event
+from apportion.training.storage import LEDGER, Storage
+from apportion.validate import instance_of
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a charge left.
+
+    Args:
+        draw: the random bits that it paid for.
+        private: whether nobody can know them.
+        left: ε that the data set has left, at the limit's δ; `None` without a limit.
+    """
+
+    draw: DrawStreams
+    private: bool
+    left: float | None
+
+
+def charge(of: str, epsilon: float, budget: Budget, storage: Storage | str | Path | None, seed: int | None) -> Receipt:
+    """Write the charge of ε down, durably, or refuse it; only then hand out random bits."""
+    randomness = Randomness.choose(seed)
+    books = _open_books(_read_storage(storage), randomness.private)
+    try:
+        event = Event(1.0, math.inf, (Choice(epsilon),))
+        run = books.admit([event], _price(books, event, epsilon, budget), os.urandom(8).hex(), f"statistic: {of}")
+        books.append(event, run, 1)
+        left = None if books.rule is None else books.rule.epsilon(books.left())
+    finally:
+        books.close()
+    return Receipt(randomness.next_draw(), randomness.private, left)
+
+
+def _price(books: Ledger, event: Event, epsilon: float, budget: Budget) -> Cost:
+    if isinstance(books.rule, SumOfRuns):
+        return replace(books.price(budget, budget), main=epsilon, failure=0.0)  # pure: no part of δ is used
+    return books.price({event: 1}, budget)
+
+
+def _read_storage(storage: Any) -> Storage:
+    if storage is None or isinstance(storage, (str, Path)):
+        return Storage(ledger=storage)
+    fix = 'Pass apportion.Storage(ledger="patients.sqlite")'
+    found: Storage = instance_of(Storage)("storage", storage, "it is not a Storage", fix)
+    if found.resume or found.recovery != "fresh" or None not in (found.folder, found.ledger):
+        reason = "a statistic is one charge: it is not resumed, and has one ledger"
+        raise InvalidArgument("storage", found, reason, "Name the ledger of the data set, or a new folder")
+    return found
+
+
+def _open_books(storage: Storage, private: bool) -> Ledger:
+    """The data set's ledger if one was named, otherwise one of its own, in a new folder or in memory."""
+    if storage.ledger is None:
+        return Ledger.create(storage.path(LEDGER))
+    if not private:
+        reason = "a statistic with a seed is not private, and would make the promise of the whole data set untrue"
+        fix = "Leave the seed out, or try it without a ledger"
+        raise InvalidArgument("ledger", str(storage.ledger), reason, fix)
+    return Ledger.attach(Path(storage.ledger))
