@@ -136,7 +136,8 @@ class Budget(Checked):
         delta: δ, the same for all.
         unit: whom the guarantee protects.
         groups: with budgets of their own (`of_groups`). For data sets that differ in a member of group p, ε_p holds.
-        labels: the group of each record, by its name or its number; as `ids` of `User`. Not part of a plan.
+        labels: the group of each record, by its name, or by its place from 0 if no group is called by a number; as `ids` of `User`. Not
+            part of a plan.
 
     Examples:
         >>> import apportion as ap

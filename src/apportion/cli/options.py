@@ -66,15 +66,32 @@ class Planned:
     set: Settings
     epsilon: float = option("ε, the privacy loss to spend.")
     delta: float = option("δ, below 1/population.")
-    unit: str = option("Whom the guarantee protects: record.")
-    population: int = option("Declared number of records: a public figure, never counted.")
+    unit: str = option("Whom the guarantee protects: record, or user (with --user-ids or --user-column).")
+    group: list[str] = option(
+        "People with a budget of their own, instead of --epsilon: their ε and their share of the population. Repeatable.",
+        metavar="[NAME:]EPSILON:SHARE",
+    )
+    people: str = option("How groups are treated: uniform, sample (rates) or scale (thresholds).", "scale")
+    k_max: int = option("Records of a user that are used at most.", "all")
+    pooling: str = option("mean or sum of the gradients of a user's records, before clipping.", "mean")
+    coins: str = option("Tossed for each user, or for each record of a user.", "user")
+    population: int = option("Declared number of records (of users): a public figure, never counted.")
     sample_rate: float = option("q, the probability of a record to join a batch.", "of digits 0.2")
     steps: int = option("Number of updates.", "of digits 200")
     epochs: float = option("Instead of --steps; an epoch is round(1/q) steps.", "10")
     batch_size: int = option("Instead of --sample-rate: expected batch size.", "512")
 
 
-class Training(Optimiser, Planned, Subject):
+class Owners:
+    """Whose each record is."""
+
+    group_labels: Path = option("A file with the group of each record: a name or a number a line, or a NumPy array.")
+    group_column: str = option("Instead: the name or number of the input that holds it.")
+    user_ids: Path = option("A file that says whose each record is, likewise.")
+    user_column: str = option("Instead: the name or number of the input that holds it; of MNIST, writers.")
+
+
+class Training(Optimiser, Owners, Planned, Subject):
     """What an experiment may say."""
 
     micro_batch: MicroBatch

@@ -119,6 +119,12 @@ def _show(plan: dict[str, Any]) -> None:
     if plan["course"] is not None:
         _show_course(plan, console)
         return
+    for group in plan.get("groups", ()):
+        console.print(
+            f"  {group['name']:<8} {sparkline([price for _, price in group['spent']])}  ε = {group['epsilon']:.4f} of {group['budget']:g}, "
+            f"{100 * group['share']:g} % of the people, q = {group['sample_rate']:.4g}, clipped to {group['clip_scale']:.4g}·C",
+            soft_wrap=True,
+        )
     spent = [price for _, price in plan["spent"]]
     for name, series in (("ε spent", spent), ("noise", plan["noise_multiplier"]), ("clip", plan["clip"])):
         console.print(f"  {name:<8} {sparkline(series)}  {series[0]:.4g} → {series[-1]:.4g}")

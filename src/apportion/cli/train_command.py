@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from apportion.budget import User
 from apportion.cli import options
 from apportion.cli.account_command import STATEMENT
 from apportion.cli.options import option
@@ -130,7 +132,9 @@ def _from_file(said: dict[str, Any]) -> tuple[Experiment, Plan]:
     name = plan.recipe.name
     choice = {"name": name if name in RECIPES else options.DEFAULT_RECIPE, "label": name}
     budget, sampling = plan.budget, plan.sampling
-    facts = {"epsilon": budget.epsilon, "delta": budget.delta, "unit": budget.unit.name}
+    facts: dict[str, Any] = {"delta": budget.delta, "unit": budget.unit.name}
+    facts |= {"group": [asdict(one) for one in budget.groups]} if budget.groups else {"epsilon": budget.epsilon}
+    facts |= budget.unit.describe() if isinstance(budget.unit, User) else {}
     sizes = {"population": sampling.population, "sample_rate": sampling.sample_rate, "steps": sampling.steps}
     return _describe(said | facts | sizes, choice), plan
 
@@ -140,6 +144,7 @@ def _describe(said: dict[str, Any], choice: dict[str, Any]) -> Experiment:
     from apportion.compare.experiment import Experiment, experiment
 
     values = {name: value for name, value in said.items() if name in Experiment.model_fields}
+    values |= {name: said[name].resolve() for name in ("group_labels", "user_ids") if name in said}
     if "seed" in said:
         values["seeds"] = [said["seed"]]
     shown = choice.get("label") or choice["name"]
@@ -179,4 +184,6 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
         typer.echo(json.dumps(run.to_json(history=False)))
     elif run.epsilon is not None:
         print_error_stream(f"ε = {run.epsilon_spent:.4f} {TAKEN}; {run.epsilon:.4f} {RESERVED}: the guarantee.")
+        for group in run.details.get("groups", ()):
+            print_error_stream(f"  {group['name']}: ε = {group['epsilon']:.4f} of {group['budget']:g}")
         print_error_stream(f"Privacy statement: {(folder / STATEMENT).with_suffix('.md')}")

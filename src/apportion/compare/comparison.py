@@ -107,7 +107,7 @@ def run_recipe(
     setup = _set_up(experiment, choice, subject, seed, choice.recipe() if plan is None else plan.recipe)
     started = time.perf_counter()
     if setup.recipe.private:
-        plan = plan or plan_steps(setup.recipe, experiment.budget(), setup.sampling)
+        plan = experiment.own(plan or plan_steps(setup.recipe, experiment.budget(), setup.sampling), subject)
         scheduler = _scheduler(experiment.followed(choice), setup.sampling)
         result = _train_privately(setup, plan, scheduler, storage or Storage(folder), progress, probe)
         result = replace(result, details={**result.details, "folder": None if folder is None else str(folder)})
@@ -216,7 +216,7 @@ def _train_privately(
         )
     history = [entry.as_json() | probed.get(entry.step, {}) for entry in run.history]
     found = describe_run(run.statement(), run.configuration(), history)
-    strategies = {role: found.details[role] for role in ("clip", "noise", "update")}
+    strategies = {role: found.details[role] for role in ("clip", "noise", "update", "groups") if role in found.details}
     details = {**known.details, **strategies}
     if validated:
         details["validation"] = "every second record of the test data, which is not used for the accuracy"

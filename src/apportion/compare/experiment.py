@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from apportion import validate
-from apportion.budget import Budget, Record
+from apportion.budget import Budget
+from apportion.compare.people import KINDS, PeopleSettings
 from apportion.errors import InvalidArgument
 from apportion.sampling import Sampling
 from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.recipes import ROLES, Recipe, named
 from apportion.training.optimizers import require_momentum
 
-UNITS = {"record": Record}
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -40,6 +40,7 @@ class RecipeChoice(StrictModel):
     clip: dict[str, Any] = Field(default_factory=dict)
     noise: dict[str, Any] = Field(default_factory=dict)
     update: dict[str, Any] = Field(default_factory=dict)
+    people: dict[str, Any] = Field(default_factory=dict)
     lr: float | None = None
     lr_follows: str | None = None
     optimizer: str | None = None
@@ -64,8 +65,8 @@ class RecipeChoice(StrictModel):
         return recipe
 
 
-class Experiment(StrictModel):
-    """Recipes on one data set with one model, at one budget.
+class Experiment(PeopleSettings):
+    """Recipes on one data set with one model, at one budget, or at one for each group of people.
 
     Args:
         momentum: of the optimiser "sgd".
@@ -78,7 +79,6 @@ class Experiment(StrictModel):
     recipe: tuple[RecipeChoice, ...] = ()
     epsilon: float | None = None
     delta: float | None = None
-    unit: str | None = None
     population: int | None = None
     batch_size: int | None = None
     sample_rate: float | None = None
@@ -89,6 +89,21 @@ class Experiment(StrictModel):
     momentum: float = Field(default=0.0, ge=0, lt=1)
     seeds: tuple[Seed, ...] = ()
     micro_batch: int | Literal["auto"] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _treat_people(cls, values: Any) -> Any:
+        """How groups are treated is the same for all recipes that do not say it themselves."""
+        if not isinstance(values, dict) or values.get("people") is None or not values.get("recipe"):
+            return values
+        kind: dict[str, Any] = {"kind": KINDS[validate.known("people", values["people"], KINDS)]}
+        treated: list[Any] = []
+        for one in values["recipe"]:
+            choice = {"name": one} if isinstance(one, str) else one
+            if isinstance(choice, dict) and choice.get("name") != "non-private":
+                choice = choice | {"people": kind | choice.get("people", {})}
+            treated.append(choice)
+        return values | {"recipe": treated}
 
     def sampling(self) -> Sampling:
         """The public facts of every run of the experiment."""
@@ -103,11 +118,11 @@ class Experiment(StrictModel):
             ("delta", "1e-5", share),
             ("unit", "record", "it must say whom the guarantee protects"),
         ):
-            if getattr(self, argument) is None:
+            if getattr(self, argument) is None and not (argument == "epsilon" and self.group):
                 fix = f"Pass --{argument} {example} (or {argument} in the file)"
                 raise InvalidArgument(argument, None, reason, fix)
-        unit = UNITS[validate.known("unit", str(self.unit), UNITS)]()
-        return Budget(epsilon=self.epsilon or 0.0, delta=self.delta or 0.0, unit=unit)
+        grouped = self.group_budget(self.delta or 0.0, self.epsilon)
+        return grouped or Budget(epsilon=self.epsilon or 0.0, delta=self.delta or 0.0, unit=self.declared_unit())
 
     def check(self) -> None:
         """Raise for everything that can be seen to be wrong before data is read."""

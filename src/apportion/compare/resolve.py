@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is trained on what: data, and a way to build a fresh model, `build()` or `build(activation)`."""
+    """What is trained on what: data, and a way to build a fresh model, `build()` or `build(activation)`; and who wrote each record,
+    where that is known."""
 
     data_name: str
     model_name: str
@@ -30,6 +31,7 @@ class Subject:
     test: Public | None
     population: int | None
     build: Callable[..., nn.Module]
+    writers: Any = None
 
 
 def resolve(data_name: str, model_name: str | None, data_dir: Path | None = None) -> Subject:
@@ -45,7 +47,7 @@ def resolve(data_name: str, model_name: str | None, data_dir: Path | None = None
     data: DataSet = data_room.load(data_name, data_dir)
     name = model_name or models.default_name(data)
     build = partial(_own_model, name) if _is_own(name) else partial(models.build, name, data)
-    return Subject(data_name, name, data.train, data.test, data.population, build)
+    return Subject(data_name, name, data.train, data.test, data.population, build, data.writers)
 
 
 def load_model(model_name: str, data_name: str | None, data_dir: Path | None = None) -> nn.Module:

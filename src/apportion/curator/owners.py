@@ -190,12 +190,27 @@ def _plain(value: Any) -> Any:
 def _groups_of(records: Records, budget: Budget) -> Numbers:
     labels = select(records, "labels", budget.labels, "the budget has groups, and who is in which must be declared")
     names = {group.name: number for number, group in enumerate(budget.groups)}
-    known: dict[Any, int] = {number: number for number in names.values()} | names
-    unknown = {label for label in labels if label not in known}
+    numeric = any(_is_number(name) for name in names)
+    known = names if numeric else names | {str(number): number for number in names.values()}
+    keys = [_key(label) for label in labels]
+    unknown = sorted({key for key in keys if key not in known})
     if unknown:
-        reason = f"no group of the budget is called so; they are {', '.join(names)}, or 0 to {len(names) - 1}"
-        raise InvalidArgument("labels", sorted(map(str, unknown))[:3], reason, "Use the names of the groups")
-    return np.array([known[label] for label in labels], dtype=np.int64)
+        reason = f"no group of the budget is called so; they are {', '.join(known)}"
+        raise InvalidArgument("labels", unknown[:3], reason, "Use the names of the groups")
+    return np.array([known[key] for key in keys], dtype=np.int64)
+
+
+def _key(label: Any) -> str:
+    """A label as a text. Numbers are the names of groups that are called by numbers, as by their ε; otherwise places, from 0."""
+    return f"{float(label):g}" if _is_number(label) else str(label)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _strictest(owner: Numbers, groups: Numbers, epsilons: Sequence[float]) -> Numbers:

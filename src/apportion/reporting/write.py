@@ -94,6 +94,7 @@ def describe_run(
         "update": recipe["update"],
         "steps": statement["steps_taken"],
         "draws": statement["draws_charged"],
+        **({"groups": statement["groups"]} if statement.get("groups") else {}),
         "statement": in_words(dict(statement)),
         "history": history,
     }
