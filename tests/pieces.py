@@ -72,6 +72,7 @@ HARMLESS = {
     "models.synthetic.RECORDS": "of a synthetic batch, which has a second and a third record",
     "curator.ziggurat.LAYERS": "of the table that normals are made with: another number would need another table",
     "accounting.accountant.LARGEST_COUNT": _LIMIT,
+    "accounting.accountant.LARGEST_OUTCOMES": _LIMIT,
     "accounting.accountant.LARGEST_GROUP": _LIMIT,
     "accounting.rules.LARGEST_MULTISET": _LIMIT,
     "accounting.calibration._ROUNDS": "of a search that raises when they are used up",

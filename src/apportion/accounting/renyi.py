@@ -47,6 +47,10 @@ ORDERS: tuple[float, ...] = (
 """The orders that `dp_accounting` uses by default. It takes half a second to import, so it is imported where it computes."""
 
 _ROUNDING = 1e-13  # of ln A, one step: sums of rounded logarithms must not end below the truth
+_EXTREME = (
+    1e-100,
+    1e100,
+)  # multipliers whose squares are still numbers: below, the divergence is infinite; above, that of the last one
 _FEW = 40  # different multipliers that are priced one by one
 _RATIO = 1.01  # of neighbouring multipliers on the lattice
 _PIECES = 256  # of t: the curve of a choice is about 1 % above the truth
@@ -78,6 +82,8 @@ class RenyiAccountant:
             return 0.0
         total = renyi_sum(events)
         usable = np.isfinite(total)
+        if not usable.any():
+            return math.inf
         orders = np.array(ORDERS)[usable]
         if self.conversion == "classic":
             return float(np.min(total[usable] - math.log(delta) / (orders - 1)))
@@ -144,9 +150,12 @@ def _gaussian_curve(event: Event, orders: tuple[float, ...]) -> Array:
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from dp_accounting.rdp import RdpAccountant
 
+    if event.noise_multiplier < _EXTREME[0]:
+        return np.full(len(orders), math.inf)
     accountant = RdpAccountant(orders)
     with quiet_accounting():
-        accountant.compose(PoissonSampledDpEvent(event.sample_rate, GaussianDpEvent(event.noise_multiplier)))
+        multiplier = min(event.noise_multiplier, _EXTREME[1])
+        accountant.compose(PoissonSampledDpEvent(event.sample_rate, GaussianDpEvent(multiplier)))
     allowance = 0.0 if event.sample_rate == 1 else _ROUNDING  # without sampling it is α/(2z²), a plain product
     curve: Array = np.maximum(accountant.rdp, 0.0) + allowance / (np.array(orders) - 1)
     return curve

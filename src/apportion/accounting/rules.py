@@ -432,7 +432,7 @@ class GaussianFilter(_UnsampledFilter):
                 f"the {self.name} adds up Gaussians only, and this is a selection",
                 "Use the zCDP filter",
             )
-        return event.noise_multiplier**-2
+        return _inverse_square(event.noise_multiplier)
 
 
 class ConcentratedFilter(_UnsampledFilter):
@@ -448,4 +448,9 @@ class ConcentratedFilter(_UnsampledFilter):
         super().__init__(budget, (math.sqrt(tail + budget.epsilon) - math.sqrt(tail)) ** 2, steps)
 
     def cost(self, event: Event) -> float:
-        return event.noise_multiplier**-2 / 2 + math.fsum(choice.rho for choice in event.choices)
+        return _inverse_square(event.noise_multiplier) / 2 + math.fsum(choice.rho for choice in event.choices)
+
+
+def _inverse_square(multiplier: float) -> float:
+    """1/z²; of a multiplier so small that it would be no number, a number that is too much for any budget."""
+    return max(multiplier, 1e-100) ** -2
