@@ -50,6 +50,7 @@ from apportion.curator.records import Records, as_records
 from apportion.errors import InvalidArgument, TakenOver
 from apportion.planning import Plan, plan_steps
 from apportion.training.checkpoint import explained, first_difference, replace_file
+from apportion.training.evaluation import require_measurable
 from apportion.training.folders import tidied
 from apportion.training.loop import take_steps
 from apportion.training.run import Run
@@ -313,7 +314,7 @@ def _rehearse(task: Task, plan: SearchPlan, records: Records) -> None:
         if kind not in seen:
             seen.add(kind)
             session = task.open(candidate, plan.plans[number], records, Randomness.fresh(), rule=plan.rule(number))
-            task.rank(session)
+            require_measurable(session.evaluated, task.evaluate)
             session.account.ledger.close()
     task.require_fresh_models(plan.space.candidates[0])
 
