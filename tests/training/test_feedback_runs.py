@@ -485,6 +485,14 @@ def test_a_run_too_short_to_move_is_refused(name, records):
     assert train(planned(name, steps=2), records).statement()["draws_charged"] == 2
 
 
+def test_a_run_whose_first_draw_does_not_fit_is_refused_and_leaves_nothing(records, tmp_path):
+    recipe = replace(ap.recipes.fay_adaptive(), noise=ap.noise.AdaptivePrivacyUtility(least=0.02, most=0.02))
+    plan = ap.plan(recipe, budget=BUDGET, population=40, sample_rate=0.25, steps=10)
+    with pytest.raises(ap.InvalidArgument, match=r"first draw does not fit into epsilon=3 under the weighted Rényi"):
+        train(plan, records, storage=ap.Storage(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
 # --- optimisers --------------------------------------------------------------------------------------------------------------------------
 
 
