@@ -88,6 +88,8 @@ HARMLESS = {
     "training.progress.LINES": "of a display",
     "planning.FORMAT": _FORMAT,
     "planning.POINTS": "of a drawing",
+    "planning._NEAR": "Rényi orders that are tried; a test plans with all of them",
+    "planning._SPARSE": "likewise",
     "planning.ROWS": "of a printed table",
     "training.session.REHEARSED": "steps that are tried on zeros before anything is charged",
     "training.typical_course.DIMENSION": "of a made-up problem",
