@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+from apportion import planning
 from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.accounting.rules import FixedPlan
 from apportion.strategies.recipes import READY, named
@@ -559,3 +560,19 @@ def test_the_representation_of_a_long_plan_is_one_short_line(dynamic):
     assert len(repr(dynamic)) < 300
     assert "du-dynamic" in repr(dynamic)
     assert "\n" not in repr(dynamic)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "epsilon", "steps"), [("fay-adaptive", 0.05, 30), ("dp-agd", 3.0, 110), ("noisy-btls", 60.0, 12)]
+)
+def test_a_plan_under_a_filter_is_the_one_that_all_orders_find(recipe, epsilon, steps, monkeypatch):
+    """A few Rényi orders are tried, which is quicker. The last time all of them are."""
+    budget = ap.Budget(epsilon=epsilon, delta=1e-5, unit=ap.Record())
+
+    def scale():
+        return ap.plan(recipe, budget=budget, population=1437, batch_size=128, steps=steps).scale
+
+    found = scale()
+    monkeypatch.setattr(planning, "_SPARSE", 1)
+    monkeypatch.setattr(planning, "_NEAR", 200)
+    assert found == scale()

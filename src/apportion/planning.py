@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -19,6 +20,7 @@ from apportion import validate
 from apportion.accounting.accountant import PRICED, Accountant, PrivacyLossAccountant, RunningPrice, count_events
 from apportion.accounting.calibration import calibrate, longest_affordable
 from apportion.accounting.group_calibration import GroupProblem
+from apportion.accounting.renyi import ORDERS
 from apportion.accounting.rules import (
     ConcentratedFilter,
     FixedPlan,
@@ -58,6 +60,7 @@ _PROMISES = {
     False: "it covers these multipliers in any order that released values suggest",
 }
 _RELATIVE = ("the multiplier of a step is in proportion to it", "Return a positive number from relative(context)")
+_SPARSE, _NEAR = 8, 8  # of the Rényi orders every eighth, and how many on either side of the best one
 _SAME_PRICE, _SAME_SHAPE = 1e-6, 1e-9  # relative; rounding of another machine is far below
 
 
@@ -356,7 +359,7 @@ class Plan:
         for group, one in zip(self.budget.groups, self.factors, strict=True):
             if self.group_epsilon(group.name) > group.epsilon * (1 + _SAME_SHAPE) or one.share != group.share:
                 raise _edited(f"the group {group.name!r} costs more than its budget, or has another share")
-        if self.filtered and not fits(self.rule(), _reference(self.recipe, self.tokens)):
+        if self.filtered and not fits(self.rule(), _reference(self.recipe, count_events(self.tokens))):
             raise _edited("its reference run does not fit into its filter")
         shape = _shape(self.recipe, self.sampling)[: self.steps]
         scale = self.noise.multiplier or self.multipliers[0] / shape[0]
@@ -489,11 +492,7 @@ def _require_spare(spare: int, recipe: Recipe) -> int:
 
 def choose_filter(recipe: Recipe, budget: Budget, events: Sequence[Event]) -> Rule:
     """The tightest filter that covers a recipe: without sampling sums of μ² or ρ, otherwise Rényi orders around a reference run."""
-    steps = len(events)
-    if events[0].sample_rate == 1:
-        kind = ConcentratedFilter if isinstance(recipe.update, AskingUpdate) else GaussianFilter
-        return kind(budget, steps)
-    return RenyiFilter.around(budget, _reference(recipe, events), steps)
+    return _filter_around(recipe, budget, _reference(recipe, count_events(events)), len(events))
 
 
 def _with_people(recipe: Recipe, budget: Budget) -> Recipe:
@@ -541,8 +540,16 @@ def _read_budget(described: Mapping[str, Any]) -> Budget:
     return Budget(epsilon=described["epsilon"], delta=described["delta"], unit=unit, groups=groups)
 
 
-def _reference(recipe: Recipe, events: Iterable[Event]) -> Mapping[Event, int]:
-    counts = count_events(events)
+def _filter_around(
+    recipe: Recipe, budget: Budget, reference: Mapping[Event, int], steps: int, among: tuple[float, ...] = ORDERS
+) -> Rule:
+    if all(event.sample_rate == 1 for event in reference):
+        kind = ConcentratedFilter if isinstance(recipe.update, AskingUpdate) else GaussianFilter
+        return kind(budget, steps)
+    return RenyiFilter.around(budget, reference, steps, among)
+
+
+def _reference(recipe: Recipe, counts: Mapping[Event, int]) -> Mapping[Event, int]:
     return recipe.update.reference(counts) if isinstance(recipe.update, AskingUpdate) else counts
 
 
@@ -550,24 +557,45 @@ def _plan_filter(recipe: Recipe, budget: Budget, sampling: Sampling, shape: Sequ
     """The smallest scale at which the reference run fits into its filter."""
     rate, noise = rate_of_any(sampling.sample_rate, budget.unit.coins_per_unit), _require_noise(recipe)
 
-    def affordable(scale: float) -> bool:
-        events = [Event(rate, scale * relative) for relative in shape]
-        return fits(choose_filter(recipe, budget, events), _reference(recipe, events))
+    relative = Counter(shape)
 
-    low, high = PRICED[0], PRICED[1]
-    if not affordable(high):
+    def chosen(scale: float, among: tuple[float, ...] = ORDERS) -> tuple[Rule, Mapping[Event, int]]:
+        reference = _reference(recipe, {Event(rate, scale * one): count for one, count in relative.items()})
+        return _filter_around(recipe, budget, reference, len(shape), among), reference
+
+    def affordable(scale: float, among: tuple[float, ...] = ORDERS) -> bool:
+        return fits(*chosen(scale, among))
+
+    if not affordable(PRICED[1]):
         raise InvalidArgument(
             "budget.epsilon", budget.epsilon, "no multiplier is large enough for it under a filter", "Use fewer steps"
         )
-    while high > low * (1 + 1e-4):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if affordable(middle) else (middle, high)
+    # Most orders are far from the best one and take most of the time: a few find its neighbourhood, and that the scale.
+    rule, _ = chosen(_halve(lambda scale: affordable(scale, ORDERS[::_SPARSE]), *PRICED))
+    near = _orders_near(rule.best) if isinstance(rule, RenyiFilter) else ORDERS
+    high = _halve(lambda scale: affordable(scale, near), *PRICED)
+    if not affordable(high):  # the best order was not among them
+        high = _halve(affordable, *PRICED)
     scale = noise.multiplier or high
     if scale < high:
         raise InvalidArgument(
             "noise.multiplier", scale, f"the reference run would need {high:.4g}", "Leave it out to fit the budget"
         )
     return Plan(recipe, budget, sampling, tuple(scale * relative for relative in shape))
+
+
+def _halve(affordable: Callable[[float], bool], low: float, high: float) -> float:
+    """The smallest scale that is affordable, up to 1e-4."""
+    while high > low * (1 + 1e-4):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if affordable(middle) else (middle, high)
+    return high
+
+
+def _orders_near(best: float) -> tuple[float, ...]:
+    """The Rényi orders beside it."""
+    place = ORDERS.index(best)
+    return ORDERS[max(0, place - _NEAR) : place + _NEAR + 1]
 
 
 def scale_threshold(release: Noised, factor: float) -> Noised:

@@ -15,6 +15,7 @@ from apportion.accounting.concentrated import DisjointEpochsAccountant, Truncate
 from apportion.accounting.gaussian import gaussian_delta
 from apportion.accounting.grid import choose_grid, make_cells
 from apportion.accounting.interpolation import EXACT
+from apportion.accounting.loss import discretise
 from apportion.accounting.rules import Multiset, charge
 from apportion.accounting.verification import independent_price
 from apportion.errors import BudgetExhausted, InvalidArgument
@@ -270,3 +271,24 @@ def test_tokens_with_choices_in_a_multiset():
         charge(rule, search)
     with pytest.raises(InvalidArgument, match="together they cost"):
         Multiset({asked(1.0, 1.0): 5}, budget(1.5))
+
+
+@pytest.mark.parametrize("multiplier", [0.05, 0.03, 0.02, 0.01])
+def test_a_step_on_all_records_with_hardly_any_noise_has_a_price(multiplier):
+    """Its losses reach below −745, where e^e is no number any more. The price lies above that of the Gaussian alone, by at most 5 %."""
+    alone = PLD.epsilon({Event(1.0, multiplier): 1}, 1e-5)
+    assert alone < PLD.epsilon({asked(1.0, 0.5, multiplier=multiplier): 1}, 1e-5) < 1.05 * (alone + 0.5)
+
+
+def test_losses_beyond_the_exponential_function_keep_their_mass():
+    for multiplier in (0.1, 0.03, 0.01):
+        loss = discretise(1.0, multiplier, (0.5,), 0.01, 1e-12)
+        assert loss.added.sum() + loss.added_infinite == pytest.approx(1.0, abs=1e-9)
+        assert loss.removed.sum() + loss.removed_infinite > 1 - 1e-9
+
+
+def test_too_many_outcomes_on_one_batch_are_refused():
+    """Each different selection doubles them; equal ones add one."""
+    assert PLD.epsilon({asked(0.1, *[0.01] * 30): 1}, 1e-5) > 0
+    with pytest.raises(InvalidArgument, match=r"16 on one batch.*65,536 outcomes"):
+        PLD.epsilon({asked(0.1, *(0.01 * n for n in range(1, 17))): 1}, 1e-5)

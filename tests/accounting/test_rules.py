@@ -6,6 +6,7 @@ import pytest
 from apportion import Budget, BudgetExhausted, InvalidArgument, Record, clip
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.loss import discretise
+from apportion.accounting.renyi import RenyiAccountant
 from apportion.accounting.rules import ConcentratedFilter, GaussianFilter, Multiset, RenyiFilter, charge
 from apportion.curator.curator import Draw
 from apportion.request import Event
@@ -196,3 +197,18 @@ def test_a_batch_cannot_be_asked_twice():
     """A drawn batch has one multiplier, from its frozen request, and no call that asks it for more."""
     public = {name for name in vars(Draw) if not name.startswith("_")}
     assert public == {"request", "micro_batches", "add", "release", "secret_dropout"}
+
+
+@pytest.mark.parametrize("multiplier", [1e-300, 1e-160, 1e-100, 1e100, 1e160, 1e300])
+def test_multipliers_at_the_ends_of_what_numbers_can_hold(multiplier):
+    """Their squares cannot be computed. Too little noise does not fit, and so much of it costs nothing that can be measured."""
+    rules = [RenyiFilter(budget(3.0), {14.0: 1.0}), ConcentratedFilter(budget(3.0)), GaussianFilter(budget(3.0))]
+    for rule, rate in [(rules[0], 0.1), *((rule, 1.0) for rule in rules)]:
+        if multiplier < 1:
+            with pytest.raises(BudgetExhausted):
+                charge(rule, Event(rate, multiplier))
+        else:
+            assert affordable(rule, Event(rate, multiplier), 5) == 5
+    for rate in (0.1, 1.0):
+        price = RenyiAccountant().epsilon({Event(rate, multiplier): 1}, 1e-5)
+        assert price == 0 if multiplier > 1 else price > 1e100

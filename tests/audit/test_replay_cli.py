@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import apportion as ap
 from apportion.cli.main import main
 
 OWN = """
@@ -67,6 +68,23 @@ def test_a_recipe_on_built_in_data(replay):
     assert code == 0
     assert "replaced by NaN" in out
     assert "No violation: 20 steps" in out
+
+
+def test_the_recipe_of_a_plan(replay, tmp_path):
+    budget = ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.Record())
+    plan = ap.plan("adadp", budget=budget, population=1437, batch_size=128, steps=20)
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    code, out, _ = replay("--model", "linear", "--plan", "plan.json", "--steps", "2")
+    assert code == 0
+    assert "No violation: 20 steps" in out
+    for option, value in (("recipe", "abadi"), ("set", "clip.threshold=1"), ("clip", "own:Grouped")):
+        code, _, err = replay("--plan", "plan.json", f"--{option}", value)
+        assert code == 2
+        assert f"{option}=" in err
+        assert "plan.json says it already" in err
+    code, _, err = replay("--plan", "none.json")
+    assert code == 2
+    assert "none.json" in err
 
 
 def test_a_model_data_loss_and_strategies_of_ones_own(replay):

@@ -83,3 +83,11 @@ def test_a_run_that_was_killed_goes_on(tmp_path, apportion):
     code, _, err = apportion("train", "--resume", str(tmp_path / "nothing"))
     assert code == 2
     assert "settings.json cannot be read there" in err
+
+
+def test_a_run_that_its_filter_ends_early_says_so(apportion):
+    """With a little less noise than three equal steps have, the second one does not fit."""
+    fay = ["--recipe", "fay-adaptive", "--set", "noise.least=0.95", "--set", "noise.most=0.95"]
+    code, _, err = apportion("train", *QUICK, *BUDGET, *fay)
+    assert code == 0
+    assert "The weighted Rényi filter ended the run after 1 of 3 draws" in " ".join(err.split())

@@ -17,10 +17,13 @@ from apportion.curator.curator import Curator
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
+from apportion.curator.tree import map_tensors
 from apportion.errors import InvalidArgument, WrongOrder
 from apportion.execution import Execution
 from apportion.request import Choice, ClippedSum, Event, FirstGain, Line, LowestLoss, Request, UnclippedCount
+from apportion.training.opening import require_trainable
 from exact_selections import above_threshold_law, exponential_law, gumbel_law, wrong_sign_law
+from zoo import ZOO
 
 STEPS = (0.0, 0.5, 3.0)
 MODES = ("one-pass", "vmap", "loop")
@@ -428,3 +431,26 @@ def test_dropout_is_the_same_for_all_candidates(books, records):
     )
     assert len(set(losses.tolist())) == 1
     assert gains.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", [lowest, first])
+@pytest.mark.parametrize(
+    "name",
+    ["bag of embeddings", "stacked LSTM, two ways", "loop of cells", "tied words", "one layer twice", "named inputs"],
+)
+def test_neighbours_do_not_change_what_a_record_adds(books, name, kind):
+    """Recurrences, embeddings, shared weights: the engine that `train` would choose, against each record as a data set of its own."""
+    specimen = ZOO[name]
+    torch.manual_seed(0)
+    model, data = specimen.model(), specimen.records(9)
+    choice = require_trainable(model, specimen.loss, as_records(data))
+    line = {path: 0.3 * torch.randn_like(value) for path, value in model.named_parameters()}
+
+    def totals(places):
+        part = map_tensors(lambda tensor: tensor[places], data)
+        return totals_of(model, part, books, kind(line), loss=specimen.loss, mode=choice, micro_batch=4)[0]
+
+    alone = torch.stack([totals([place]) for place in range(9)])
+    assert torch.allclose(totals(list(range(9))), alone.sum(0), atol=1e-5)
+    assert alone.abs().max() <= 0.9
+    assert torch.allclose(totals([0, 2, 3, 4, 5, 6, 7, 8]), alone.sum(0) - alone[1], atol=1e-5)

@@ -94,7 +94,7 @@ class TestPage:
             run["test_accuracy"] = 0.9 if run["seed"] else 0.92
         page = page_of(results, tmp_path)
         assert page.count('<span class="big">91.0\u00a0%</span> <span class="spread">± 1.4</span>') == len(RECIPES)
-        assert "the mean over 2 seeds, ± one standard deviation" in page
+        assert "the mean over 2 runs, ± one standard deviation" in page
 
     def test_epsilon_is_never_rounded_down(self, results: dict[str, Any], tmp_path: Path) -> None:
         results["runs"][2]["epsilon"] = 3.00001

@@ -453,6 +453,46 @@ def test_missing_or_private_validation_data_is_refused_before_a_record_is_read(r
     assert Unread.reads == 0
 
 
+@pytest.mark.parametrize(
+    ("door", "argument"), [("train", "evaluate"), ("train", "validation"), ("make_private", "validation")]
+)
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ((torch.randn(0, 4), torch.zeros(0, dtype=torch.long)), "positive number of rows"),
+        ((torch.randn(5, 7), torch.zeros(5, dtype=torch.long)), "the model fails on this data"),
+        ((torch.randn(5, 4), torch.randn(5, 2)), "accuracy needs outputs"),
+        (({"x": torch.randn(5, 4)}, torch.zeros(5, dtype=torch.long)), "the model fails on this data"),
+    ],
+    ids=["empty", "other shape", "no classes", "other names"],
+)
+def test_public_data_that_cannot_be_measured_is_refused_by_its_name(door, argument, data, words, records):
+    """Before anything is charged, and the model's training mode is as before."""
+    model, plan = make_model(), planned("yu-validation")
+    given = {"validation": ap.Public(records)} | {argument: ap.Public(data)}
+    with pytest.raises(ap.InvalidArgument, match=rf"^{argument}=.*{words}"):
+        if door == "train":
+            ap.train(model, LOSS, records, plan, lr=0.1, progress=False, **given)
+        else:
+            ap.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), records, plan, **given)
+    assert model.training
+
+
+@pytest.mark.parametrize("name", ["dp-agd", "noisy-btls"])
+def test_a_run_too_short_to_move_is_refused(name, records):
+    with pytest.raises(ap.InvalidArgument, match=r"^steps=1: the weights move after two draws"):
+        planned(name, steps=1)
+    assert train(planned(name, steps=2), records).statement()["draws_charged"] == 2
+
+
+def test_a_run_whose_first_draw_does_not_fit_is_refused_and_leaves_nothing(records, tmp_path):
+    recipe = replace(ap.recipes.fay_adaptive(), noise=ap.noise.AdaptivePrivacyUtility(least=0.02, most=0.02))
+    plan = ap.plan(recipe, budget=BUDGET, population=40, sample_rate=0.25, steps=10)
+    with pytest.raises(ap.InvalidArgument, match=r"first draw does not fit into epsilon=3 under the weighted Rényi"):
+        train(plan, records, storage=ap.Storage(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
 # --- optimisers --------------------------------------------------------------------------------------------------------------------------
 
 

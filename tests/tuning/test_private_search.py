@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from collections import Counter
 from itertools import islice
 
@@ -233,6 +234,116 @@ def test_a_winner_that_was_moved_away_is_not_trained_anew(search, five, ledger, 
     with pytest.raises(InvalidArgument, match="winner"):
         search(storage=ap.Storage(tmp_path / "search", ledger=ledger, resume=True))
     assert five["trials"] == 5
+
+
+def copied(folder):
+    copy = folder.with_name("copy")
+    shutil.copytree(folder, copy)
+    return copy
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+@pytest.mark.parametrize("fail_at", [0, 1])
+def test_two_copies_of_a_folder_publish_one_winner(search, five, ledger, tmp_path, fail_at):
+    """Each would train trials and publish the best of them: two answers for one charge."""
+    five["fail_at"] = fail_at
+    with pytest.raises(Crash):
+        search()
+    copy = copied(tmp_path / "search")
+    five["fail_at"] = None
+    search(storage=ap.Storage(copy, ledger=ledger, resume=True))
+    trials, before = five["trials"], files(tmp_path / "search")
+    with pytest.raises(TakenOver, match="another copy"):
+        search(storage=ap.Storage(tmp_path / "search", ledger=ledger, resume=True))
+    assert five["trials"] == trials
+    assert files(tmp_path / "search") == before
+    assert len(admitted(ledger)) == 1
+
+
+@pytest.mark.parametrize("stage", ["_charge", "_draw", "_claim"])
+def test_copies_from_before_the_first_trial_draw_one_number(search, five, ledger, tmp_path, monkeypatch, stage):
+    """Whoever finished first would have the smaller of two numbers, which has another distribution than the one that is priced."""
+    with monkeypatch.context() as broken:
+        broken.setattr(private_search, stage, lambda *_: (_ for _ in ()).throw(Crash))
+        with pytest.raises(Crash):
+            search()
+    copy = copied(tmp_path / "search")
+    search(storage=ap.Storage(tmp_path / "search", ledger=ledger, resume=True))
+    with pytest.raises(TakenOver, match="another copy"):
+        search(storage=ap.Storage(copy, ledger=ledger, resume=True))
+    assert five["draws"] == 1
+    assert len(admitted(ledger)) == 1
+
+
+def test_a_process_that_was_overtaken_by_a_copy_publishes_nothing(search, five, ledger, tmp_path, monkeypatch):
+    run, other = private_search._run, {}
+
+    def overtaken(*arguments):
+        monkeypatch.setattr(private_search, "_run", run)
+        other["winner"] = search(storage=ap.Storage(copied(tmp_path / "search"), ledger=ledger, resume=True))
+        return run(*arguments)
+
+    monkeypatch.setattr(private_search, "_run", overtaken)
+    with pytest.raises(TakenOver, match="another copy"):
+        search()
+    assert other["winner"].score == 0.9
+    assert not (tmp_path / "search/winner").exists()
+
+
+@pytest.mark.parametrize("stage", ["claim", "replace"])
+def test_a_crash_around_the_publication_publishes_the_stored_winner(search, five, ledger, tmp_path, monkeypatch, stage):
+    """Between the claim and the winner's folder, and before the claim: the same weights, also from a copy, and no trial is repeated."""
+    claim, made = Ledger.claim, []
+
+    def crash(*_):
+        raise Crash
+
+    def second(books, *arguments, **named):
+        made.append(arguments)
+        if len(made) == 2:
+            raise Crash
+        claim(books, *arguments, **named)
+
+    with monkeypatch.context() as broken:
+        if stage == "claim":
+            broken.setattr(Ledger, "claim", second)
+        else:
+            broken.setattr(private_search, "_published", crash)
+        with pytest.raises(Crash):
+            search()
+    assert not (tmp_path / "search/winner").exists()
+    copy = copied(tmp_path / "search")
+    for folder in (tmp_path / "search", copy):
+        tuned = search(storage=ap.Storage(folder, ledger=ledger, resume=True))
+        assert all(torch.equal(a, b) for a, b in zip(tuned.run.model.parameters(), five["weights"][1], strict=True))
+        assert tuned.score == 0.9
+    assert five["trials"] == 5
+    assert len(admitted(ledger)) == 1
+
+
+def test_other_weights_are_not_published_under_a_claim(search, five, ledger, tmp_path, monkeypatch):
+    with monkeypatch.context() as broken:
+        broken.setattr(private_search, "_published", lambda *_: (_ for _ in ()).throw(Crash))
+        with pytest.raises(Crash):
+            search()
+    weights = tmp_path / "search/secret/trial-1/public/weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    with pytest.raises(TakenOver, match="another copy"):
+        search(storage=ap.Storage(tmp_path / "search", ledger=ledger, resume=True))
+    assert not (tmp_path / "search/winner").exists()
+
+
+def test_a_search_in_memory_claims_its_winner_too(search, five, ledger):
+    search(storage=ap.Storage(ledger=ledger))
+    books = Ledger.open(ledger)
+    claims = [row.step for row in books.rows() if row.step < 0]
+    assert books.verify() is None
+    assert not books.counts()
+    books.close()
+    assert claims == [-1, -2]
 
 
 def test_a_second_process_is_refused(search, five, ledger, tmp_path):

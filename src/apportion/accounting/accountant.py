@@ -34,6 +34,8 @@ PRICED = (1e-2, 1e6)
 """Multipliers: below, a single step has an ε in the thousands and is refused; above, the price is that of the upper limit."""
 LARGEST_CHOICES = 500.0
 """ε of all selections of one batch together, beyond which they protect nobody and are refused."""
+LARGEST_OUTCOMES = 1024
+"""Of the selections of one batch, as randomised responses: n of the same ε have n + 1. Each takes a grid of its own."""
 _PROFILE = (0.3, 1e-2, 1e-4, 1e-6, 1e-9, 1e-12)
 _ROOM = (1.05, 1.5, 3.0)  # how much wider the window is made, should the first one be too narrow
 
@@ -168,6 +170,15 @@ def usable(events: Mapping[Event, int]) -> dict[Event, int]:
         if (total := math.fsum(choice.epsilon for choice in event.choices)) > LARGEST_CHOICES:
             reason = f"selections of more than {LARGEST_CHOICES:g} protect nobody, and are not priced"
             raise InvalidArgument("epsilon", total, reason, "Use a smaller epsilon for each selection")
+        outcomes = math.prod(1 + n for n in Counter(choice.epsilon for choice in event.choices).values())
+        if outcomes > LARGEST_OUTCOMES:
+            reason = f"together they have {outcomes:,} outcomes, and at most {LARGEST_OUTCOMES:,} are priced"
+            raise InvalidArgument(
+                "choices",
+                f"{len(event.choices)} on one batch",
+                reason,
+                "Use the same epsilon for several, or more batches",
+            )
         counts[Event(event.sample_rate, min(event.noise_multiplier, PRICED[1]), event.choices)] += number
     return counts
 

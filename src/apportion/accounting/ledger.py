@@ -4,6 +4,7 @@
     0   0     the declaration: the name of the data set, its limit (ε, δ), the unit, the rule over runs and its capacity
     k   0     run k is admitted: its whole plan, and what it costs against the limit
     k   t     token t of run k is spent: the event that it paid for
+    k   −n    claim n on run k, a search that is charged as a whole: whoever holds the last claim may go on with it, or publish its winner
 
 A ledger either belongs to a **data set** and admits runs until its limit is reached, or, without a limit, to a single run.
 Rows are only ever added (`chain.py`), so nothing is ever refunded: a run that was stopped, or started again from an older
@@ -28,7 +29,7 @@ from typing import Any
 from apportion.accounting.chain import Chain, Damage, Row, new_file
 from apportion.accounting.run_filter import RULES, Cost, Planned, RunRule
 from apportion.budget import Budget, Record
-from apportion.errors import ApportionError, BudgetExhausted, InvalidArgument
+from apportion.errors import ApportionError, BudgetExhausted, InvalidArgument, TakenOver
 from apportion.request import Choice, Event
 
 FORMAT = 1
@@ -174,6 +175,27 @@ class Ledger:
         """Write down what a token (1-based) was spent on. Durable when this returns."""
         with self._chain.transaction():
             self._chain.append(run, token, _encode(event))
+
+    def claimed(self, run: int) -> str | None:
+        """The last claim on a run."""
+        found = self._chain.execute(
+            "SELECT content FROM entries WHERE run = ? AND step < 0 ORDER BY step LIMIT 1", (run,)
+        )
+        with _readable(self.path, f"a claim on run {run}"):
+            return str(json.loads(found[0][0])["claim"]) if found else None
+
+    def claim(self, run: int, mark: str, after: str | None) -> None:
+        """Claim a run under `mark`, if the last claim on it is still `after`. Of several who try with the same `after`, one succeeds."""
+        with self._chain.transaction():
+            if self.claimed(run) != after:
+                raise TakenOver(
+                    "ledger",
+                    str(self.path),
+                    f"another copy of this search (run {run}) goes on with it or has published its winner: two that do are two searches",
+                    "Use that copy; or start a new search, which is charged anew",
+                )
+            (count,) = self._chain.execute("SELECT COUNT(*) FROM entries WHERE run = ? AND step < 0", (run,))[0]
+            self._chain.append(run, -1 - count, {"claim": mark})
 
     def find(self, identifier: str) -> int | None:
         """The number of the run that was admitted under this name."""

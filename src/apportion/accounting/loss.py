@@ -92,7 +92,9 @@ def _on_grid(
     edges = _inverse(losses, weights, multiplier, offset, *around)
     below, masses, above = (mass * part for part in _masses(edges, len(weights), multiplier))
     weights = np.concatenate([weights[:1], weights[1:] * math.exp(offset)])
-    exponential = np.exp(np.minimum(losses, 700.0))  # beyond, Q has no mass left and its factor does not matter
+    # Above 700 Q has no mass left and its factor does not matter. Below −600, where e^e would underflow, the mass of Q is left at the lower
+    # end of its cell, which is the worse one for adding a record; P has none.
+    exponential = np.exp(np.clip(losses, -600.0, 700.0))
     q_mass = masses[0]
     surplus = np.maximum(weights[1:] @ masses[1:] - (exponential[:-1] - weights[0]) * q_mass, 0.0)
     removed = np.zeros(len(losses))

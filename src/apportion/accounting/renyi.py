@@ -47,6 +47,10 @@ ORDERS: tuple[float, ...] = (
 """The orders that `dp_accounting` uses by default. It takes half a second to import, so it is imported where it computes."""
 
 _ROUNDING = 1e-13  # of ln A, one step: sums of rounded logarithms must not end below the truth
+_EXTREME = (
+    1e-100,
+    1e100,
+)  # multipliers whose squares are still numbers: below, the divergence is infinite; above, that of the last one
 _FEW = 40  # different multipliers that are priced one by one
 _RATIO = 1.01  # of neighbouring multipliers on the lattice
 _PIECES = 256  # of t: the curve of a choice is about 1 % above the truth
@@ -78,6 +82,8 @@ class RenyiAccountant:
             return 0.0
         total = renyi_sum(events)
         usable = np.isfinite(total)
+        if not usable.any():
+            return math.inf
         orders = np.array(ORDERS)[usable]
         if self.conversion == "classic":
             return float(np.min(total[usable] - math.log(delta) / (orders - 1)))
@@ -144,9 +150,12 @@ def _gaussian_curve(event: Event, orders: tuple[float, ...]) -> Array:
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from dp_accounting.rdp import RdpAccountant
 
+    if event.noise_multiplier < _EXTREME[0]:
+        return np.full(len(orders), math.inf)
     accountant = RdpAccountant(orders)
     with quiet_accounting():
-        accountant.compose(PoissonSampledDpEvent(event.sample_rate, GaussianDpEvent(event.noise_multiplier)))
+        multiplier = min(event.noise_multiplier, _EXTREME[1])
+        accountant.compose(PoissonSampledDpEvent(event.sample_rate, GaussianDpEvent(multiplier)))
     allowance = 0.0 if event.sample_rate == 1 else _ROUNDING  # without sampling it is α/(2z²), a plain product
     curve: Array = np.maximum(accountant.rdp, 0.0) + allowance / (np.array(orders) - 1)
     return curve
@@ -163,8 +172,8 @@ def quiet_accounting() -> Iterator[None]:
         logger.disabled = disabled
 
 
-def renyi_sum(events: Mapping[Event, int]) -> Array:
-    """Σ_t ε_t(α) at `ORDERS`: exact for a few different multipliers, bounded from above by interpolation for many.
+def renyi_sum(events: Mapping[Event, int], orders: tuple[float, ...] = ORDERS) -> Array:
+    """Σ_t ε_t(α) at `orders`: exact for a few different multipliers, bounded from above by interpolation for many.
 
     A curve takes 30 ms, too long for thousands of steps that all differ. Let s = z⁻², M_s = e^{W_s − s/2} with a Brownian motion W, and
     f(x) = (1 − q + qx)^α, so that A(s) = E f(M_s), A′ = E Gf(M_s) and A″ = E G²f(M_s) with G = ½x²·d²/dx². Differentiating,
@@ -174,31 +183,31 @@ def renyi_sum(events: Mapping[Event, int]) -> Array:
     and the bracket is at least c = min(1, α(α−1)/2). So A″ ≥ c·A′, which says that A is convex in e^{cs}. A therefore lies
     below its chords in e^{cs}; they are taken between the multipliers 1.01^k.
     """
-    chosen = [n * _curve(event, ORDERS) for event, n in events.items() if n and event.choices]
-    total: Array = np.sum(chosen, axis=0) if chosen else np.zeros(len(ORDERS))
+    chosen = [n * _curve(event, orders) for event, n in events.items() if n and event.choices]
+    total: Array = np.sum(chosen, axis=0) if chosen else np.zeros(len(orders))
     for rate in sorted({event.sample_rate for event, count in events.items() if count and not event.choices}):
         counts = {event: n for event, n in events.items() if event.sample_rate == rate and n and not event.choices}
         multipliers = np.array([event.noise_multiplier for event in counts])
         nodes = np.floor(np.log(multipliers) / math.log(_RATIO))
         if len(counts) <= max(_FEW, nodes.max() - nodes.min() + 2):
-            total += np.sum([n * _curve(event, ORDERS) for event, n in counts.items()], axis=0)
+            total += np.sum([n * _curve(event, orders) for event, n in counts.items()], axis=0)
         else:
-            total += _chords(rate, multipliers, nodes, np.array(list(counts.values()), dtype=float))
+            total += _chords(rate, multipliers, nodes, np.array(list(counts.values()), dtype=float), orders)
     return total
 
 
-def _chords(rate: float, multipliers: Array, nodes: Array, counts: Array) -> Array:
+def _chords(rate: float, multipliers: Array, nodes: Array, counts: Array, at: tuple[float, ...]) -> Array:
     """Σ counts·ε(α), each multiplier between 1.01^node and the next, by chords of A in e^{cs}."""
-    orders = np.array(ORDERS)
+    orders = np.array(at)
     slope = np.minimum(1.0, orders * (orders - 1) / 2)  # c
-    total = np.zeros(len(ORDERS))
+    total = np.zeros(len(at))
     for node in np.unique(nodes):
         less, more = (Event(rate, _RATIO**k) for k in (node, node + 1))  # noise
         inside = nodes == node
         begin, end = more.noise_multiplier**-2, less.noise_multiplier**-2
         position = np.clip(multipliers[inside] ** -2.0, begin, end)[:, None]
         weight = np.expm1(slope * (position - begin)) / np.expm1(slope * (end - begin))
-        low, high = (_curve(event, ORDERS) * (orders - 1) for event in (more, less))  # ln A
+        low, high = (_curve(event, at) * (orders - 1) for event in (more, less))  # ln A
         with np.errstate(divide="ignore", invalid="ignore"):  # weights 0 and 1, orders that are infinite
             total += counts[inside] @ np.logaddexp(np.log1p(-weight) + low, np.log(weight) + high) / (orders - 1)
     return total

@@ -348,18 +348,29 @@ class RenyiFilter(_Filter):
         self._spent = np.zeros(len(self._orders))
 
     @classmethod
-    def around(cls, budget: Budget, reference: Mapping[Event, int], steps: int = sys.maxsize) -> RenyiFilter:
-        """Weights for runs like `reference`: 0.8 on its best order, the rest on the eight orders around that."""
-        orders = np.array(ORDERS)
+    def around(
+        cls,
+        budget: Budget,
+        reference: Mapping[Event, int],
+        steps: int = sys.maxsize,
+        among: tuple[float, ...] = ORDERS,
+    ) -> RenyiFilter:
+        """Weights for runs like `reference`: 0.8 on its best order `among` those given, the rest on the eight orders around that."""
+        orders = np.array(among)
         prices = (
-            renyi_sum(reference)
+            renyi_sum(reference, among)
             + np.log((orders - 1) / orders)
             - (math.log(budget.delta) + np.log(orders)) / (orders - 1)
         )
         best = int(np.nanargmin(np.where(np.isfinite(prices), prices, np.inf)))
         start = min(max(best - 4, 0), len(orders) - 9)
         near = [index for index in range(start, start + 9) if index != best]
-        return cls(budget, {ORDERS[best]: 0.8} | {ORDERS[index]: 0.2 / len(near) for index in near}, steps)
+        return cls(budget, {among[best]: 0.8} | {among[index]: 0.2 / len(near) for index in near}, steps)
+
+    @property
+    def best(self) -> float:
+        """The order with the largest weight."""
+        return max(self._parts, key=self._parts.__getitem__)
 
     def allows(self, events: Mapping[Event, int]) -> bool:
         """Whether some order bears all of `events` from the beginning: one that is alive at the end was alive throughout."""
@@ -432,7 +443,7 @@ class GaussianFilter(_UnsampledFilter):
                 f"the {self.name} adds up Gaussians only, and this is a selection",
                 "Use the zCDP filter",
             )
-        return event.noise_multiplier**-2
+        return _inverse_square(event.noise_multiplier)
 
 
 class ConcentratedFilter(_UnsampledFilter):
@@ -448,4 +459,9 @@ class ConcentratedFilter(_UnsampledFilter):
         super().__init__(budget, (math.sqrt(tail + budget.epsilon) - math.sqrt(tail)) ** 2, steps)
 
     def cost(self, event: Event) -> float:
-        return event.noise_multiplier**-2 / 2 + math.fsum(choice.rho for choice in event.choices)
+        return _inverse_square(event.noise_multiplier) / 2 + math.fsum(choice.rho for choice in event.choices)
+
+
+def _inverse_square(multiplier: float) -> float:
+    """1/z²; of a multiplier so small that it would be no number, a number that is too much for any budget."""
+    return max(multiplier, 1e-100) ** -2

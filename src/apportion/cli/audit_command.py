@@ -20,6 +20,7 @@ from apportion.execution import Execution
 if TYPE_CHECKING:
     from apportion.audit.replay_report import ReplayReport
     from apportion.audit.verdict import AuditResult
+    from apportion.planning import Plan
     from apportion.strategies.recipes import Recipe
 
 QUICK: dict[str, Any] = {"canaries": 4_000, "steps": 8}
@@ -52,6 +53,8 @@ class Replayed(Subject):
     """What is replayed."""
 
     update: str = option("Your own update strategy, from module:function.")
+    recipe: str = option("A private recipe, e.g. abadi or lin-decay.", "abadi")
+    plan: Path = option("A plan from `apportion plan --out`, instead of a recipe.")
 
 
 class Attacked(Subject):
@@ -67,7 +70,6 @@ class Attacked(Subject):
 @app.command("replay")
 @options.declared_in(Replayed)
 def replay(
-    recipe: PrivateRecipe = "abadi",
     steps: Annotated[int | None, option("Steps to replay, at least 2.", "4, or 12 for recipes that ask more")] = None,
     data_dir: options.DataDir = None,
     as_json: options.Json = False,
@@ -84,7 +86,7 @@ def replay(
     """
     from apportion.audit import replay as replay_audit
 
-    plan, loss, execution = _choose_recipe(recipe, said), _choose_loss(said), _choose_execution(said)
+    plan, loss, execution = _choose_plan(said), _choose_loss(said), _choose_execution(said)
     subject = resolve(said.get("data", "digits"), said.get("model"), data_dir)
     try:
         report = replay_audit(subject.build(), loss, subject.train, plan, steps=steps, execution=execution)
@@ -139,6 +141,16 @@ def run(
         typer.echo(json.dumps(result.as_json() | {"recipe": recipe}))
     if result.exceeded:
         raise typer.Exit(1)
+
+
+def _choose_plan(said: dict[str, Any]) -> Plan | Recipe:
+    """The plan of a file, or the recipe that the options describe."""
+    if "plan" not in said:
+        return _choose_recipe(said.get("recipe", "abadi"), said)
+    for name in ("recipe", "set", "clip", "noise", "update"):
+        if name in said:
+            raise InvalidArgument(name, said[name], f"{said['plan']} says it already", "Leave it out")
+    return options.read_plan(said["plan"])
 
 
 def _choose_recipe(name: str, said: dict[str, Any]) -> Recipe:

@@ -15,6 +15,7 @@ from apportion.errors import InvalidArgument
 from apportion.training.storage import CHECKPOINTS
 
 if TYPE_CHECKING:
+    from apportion.planning import Plan
     from apportion.strategies.recipes import Recipe
 
 Command = Callable[..., None]
@@ -142,3 +143,18 @@ def parse_value(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a file that `apportion plan --out` wrote."""
+    from apportion.planning import Plan
+
+    try:
+        return Plan.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise InvalidArgument("plan", str(path), f"it cannot be read: {reason}", "Check the path") from None
+    except InvalidArgument as error:
+        if error.argument != "plan":  # it names the part of the plan that is invalid
+            raise
+        raise InvalidArgument("plan", str(path), error.reason, error.fix) from None

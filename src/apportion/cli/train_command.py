@@ -113,22 +113,13 @@ def _from_options(said: dict[str, Any]) -> tuple[Experiment, Plan | None]:
 
 def _from_file(said: dict[str, Any]) -> tuple[Experiment, Plan]:
     """The plan of a file, and the experiment that executes it."""
-    from apportion.planning import Plan
     from apportion.strategies.recipes import RECIPES
 
     path = said["plan"]
     for name in (*options.Planned.__annotations__, "spare"):
         if name in said:
             raise InvalidArgument(name, said[name], f"{path} says it already", "Leave it out, or make another plan")
-    try:
-        plan = Plan.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
-        raise InvalidArgument("plan", str(path), f"it cannot be read: {reason}", "Check the path") from None
-    except InvalidArgument as error:
-        if error.argument != "plan":  # it names the part of the plan that is invalid
-            raise
-        raise InvalidArgument("plan", str(path), error.reason, error.fix) from None
+    plan = options.read_plan(path)
     name = plan.recipe.name
     choice = {"name": name if name in RECIPES else options.DEFAULT_RECIPE, "label": name}
     budget, sampling = plan.budget, plan.sampling
@@ -158,7 +149,7 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
     from apportion.compare.comparison import collect_results, run_recipe
     from apportion.planning import Plan
 
-    experiment = request.experiment
+    experiment, plan = request.experiment, None if request.plan is None else Plan.from_json(request.plan)
     subject = resolve(experiment.data, experiment.model, data_dir)
     seed = experiment.seeds[0] if experiment.seeds else None
     with working_in(folder, lambda: f"go on with `apportion train --resume {folder}`"):
@@ -172,7 +163,7 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
                 seed,
                 folder,
                 progress=True,
-                plan=None if request.plan is None else Plan.from_json(request.plan),
+                plan=plan,
                 storage=request.storage(folder, resume=resume),
             )
         except ApportionError:
@@ -182,7 +173,13 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
     show_results(collect_results(experiment.title, [run]), folder, as_json=as_json)
     if as_json:
         typer.echo(json.dumps(run.to_json(history=False)))
-    elif run.epsilon is not None:
+        return
+    if plan is not None and plan.filtered and run.draws is not None and run.draws < plan.steps:
+        print_error_stream(
+            f"The {plan.rule().name} ended the run after {run.draws} of {plan.steps} draws: what was to be asked next did not fit into "
+            f"ε = {plan.budget.epsilon:g}. More steps have more noise each."
+        )
+    if run.epsilon is not None:
         print_error_stream(f"ε = {run.epsilon_spent:.4f} {TAKEN}; {run.epsilon:.4f} {RESERVED}: the guarantee.")
         for group in run.details.get("groups", ()):
             print_error_stream(f"  {group['name']}: ε = {group['epsilon']:.4f} of {group['budget']:g}")

@@ -163,7 +163,7 @@ def caption_noise(series: Sequence[Series], figure: Any) -> str:
 def caption_groups(series: Sequence[Series], figure: Any) -> str:
     """What a group is."""
     return (
-        "The threshold of each group of parameters, from the first group in the model to the last; the mean over seeds. "
+        "The threshold of each group of parameters, from the first group in the model to the last; the mean over runs. "
         "The gradient of one record is clipped in each group separately."
     )
 

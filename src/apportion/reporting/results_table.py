@@ -114,7 +114,7 @@ def make_rows(experiment: Experiment, colours: Mapping[str, int]) -> list[dict[s
                 "deviation": None if one.deviation is None else f"{100 * one.deviation:.1f}",
                 "paper": None if paper is None else format_percent(paper),
                 "difference": None if paper is None or ours is None else format_points(ours - paper),
-                "seeds": len(one.runs) if len(counts) > 1 else None,
+                "runs": len(one.runs) if len(counts) > 1 else None,
                 "steps": format_count(first.steps),
                 "seconds": None if one.seconds is None else format_seconds(one.seconds),
                 "badge": None if seeded and one.status == "seeded" else BADGES.get(one.status),
@@ -142,10 +142,10 @@ def write_notes(experiment: Experiment) -> list[str]:
     found = []
     series, counts = experiment.series, {len(one.runs) for one in experiment.series}
     if any(one.deviation is not None for one in series):
-        over = f"{max(counts)} seeds" if len(counts) == 1 else "seeds"
+        over = f"{max(counts)} runs" if len(counts) == 1 else "runs"
         found.append(
             f"Accuracy is the mean over {over}, ± one standard deviation. "
-            "With few seeds, a difference smaller than that is no evidence that one recipe is better."
+            "With few runs, a difference smaller than that is no evidence that one recipe is better."
         )
     spent = [[one.epsilon or 0.0 for one in rivals] for rivals in experiment.contests().values()]
     if any(max(rivals) > 1.02 * min(rivals) for rivals in spent):

@@ -26,17 +26,33 @@ def require_public(data: object, argument: str = "evaluate") -> Public:
     return data
 
 
+def require_measurable(model: nn.Module, data: object, argument: str = "evaluate") -> None:
+    """Refuse, under the name of its argument, data that is not public or on which the model's accuracy cannot be measured."""
+    public = require_public(data, argument)
+    try:
+        accuracy(model, public)
+    except InvalidArgument as error:
+        raise InvalidArgument(argument, error.value, error.reason, error.fix) from error
+    except Exception as error:
+        reason = f"the model fails on this data ({type(error).__name__}: {error})"
+        raise InvalidArgument(
+            argument, "Public(...)", reason, "Pass records like those that it is trained on"
+        ) from error
+
+
 def accuracy(model: nn.Module, public: Public) -> float:
     """The fraction of records that are classified right: by the largest output, or by the sign of a single one (a logit)."""
     records = as_records(public.data)
     was_training = model.training
     model.eval()
     correct = 0
-    with torch.no_grad():
-        for start in range(0, len(records), _BATCH):
-            inputs, targets = records.batch(np.arange(start, min(start + _BATCH, len(records))))
-            correct += int(_right(call_model(model, inputs), targets).sum())
-    model.train(was_training)
+    try:
+        with torch.no_grad():
+            for start in range(0, len(records), _BATCH):
+                inputs, targets = records.batch(np.arange(start, min(start + _BATCH, len(records))))
+                correct += int(_right(call_model(model, inputs), targets).sum())
+    finally:
+        model.train(was_training)
     return correct / len(records)
 
 
@@ -59,5 +75,5 @@ def _right(outputs: object, targets: Tensor) -> Tensor:
         "evaluate",
         f"outputs {found}, targets {tuple(targets.shape)}",
         "accuracy needs outputs (batch, classes) with class numbers, or one logit a record with targets 0 and 1",
-        "Leave evaluate out and measure on public data yourself",
+        "Leave it out and measure on public data yourself",
     )

@@ -65,12 +65,24 @@ def open_session(setup: Setup) -> Session:
         if earlier is not None:
             restored(Path(setup.storage.folder or "") / CHECKPOINT, lambda: session.restore(earlier))
         else:
+            _require_a_first_step(session)
             session.write_checkpoint()
     if isinstance(session.curator, ExactCurator):
         session.curator.begin(ended=not session.left)
     session.close()  # of a run that had ended, and died before it could tidy up
     setup.model.train()
     return session
+
+
+def _require_a_first_step(session: Session) -> None:
+    """Refuse a run that its filter would end before it began."""
+    if not session.left:
+        raise InvalidArgument(
+            "plan",
+            session.plan.recipe.name,
+            f"its first draw does not fit into epsilon={session.plan.budget.epsilon:g} under the {session.account.rule.name}",
+            "Let its strategies begin with more noise, or use a larger budget",
+        )
 
 
 def require_trainable(

@@ -33,7 +33,7 @@ from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
 from apportion.execution import Execution
 from apportion.planning import Plan, require_plan
 from apportion.strategies.context import epoch_length
-from apportion.training.evaluation import require_public
+from apportion.training.evaluation import require_measurable, require_public
 from apportion.training.history import Entry
 from apportion.training.opening import open_session, require_trainable
 from apportion.training.record_loss import Reduction, per_record_scale, require_separable
@@ -331,4 +331,8 @@ def make_private(
         storage=storage or Storage(),
         own_loop=True,
     )
+    if validation is not None:
+        require_measurable(
+            model, validation, "validation"
+        )  # not at the first step that asks, when something was charged
     return Private(open_session(setup), loss_reduction)

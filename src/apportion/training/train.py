@@ -17,7 +17,7 @@ from apportion.errors import InvalidArgument, TakenOver
 from apportion.execution import Execution
 from apportion.models.check import copy_model
 from apportion.planning import Plan, require_plan
-from apportion.training.evaluation import accuracy, require_public
+from apportion.training.evaluation import require_measurable, require_public
 from apportion.training.loop import take_steps
 from apportion.training.opening import open_session, require_trainable
 from apportion.training.optimizers import OptimizerFactory, build_optimizer
@@ -87,13 +87,13 @@ def train(
             "train makes the optimizer itself, and so needs a function that makes the scheduler for it",
             "Pass for example lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 100)",
         )
-    if evaluate is not None:
-        accuracy(model, require_public(evaluate))  # whatever is wrong with it is wrong before anything is charged
-    if validation is not None:
-        accuracy(model, require_public(validation, "validation"))
+    public = {"evaluate": evaluate, "validation": validation}
+    given = {argument: require_public(one, argument) for argument, one in public.items() if one is not None}
     records = as_records(data)
     was_training = model.training
     choice = require_trainable(model, loss_fn, records, execution)
+    for argument, one in given.items():
+        require_measurable(model, one, argument)
     built = build_optimizer(model, optimizer, lr)
     setup = Setup(
         model=model,

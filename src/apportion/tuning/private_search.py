@@ -18,11 +18,17 @@ way starts again from the beginning. That is covered: of its first attempt nothi
 it because of what it was, and the attempt that counts is a fresh draw from the same distribution. (Whoever guards the data could watch a
 trial and end the process when they dislike it. That would be a choice the price does not cover.) A search whose K was lost cannot go on:
 starting anew is another search, and charged as one.
+
+**Copies of the folder** would each train trials and publish a winner: two searches for one charge. So every process claims the search in
+the ledger before its first trial, with a random mark that it has stored before, and only the holder of the last claim can claim next. The
+last claim is the digest of the winner's weights; a winner becomes visible only after it. Who crashes between the two publishes those
+weights, and no others, when they go on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -44,6 +50,7 @@ from apportion.curator.records import Records, as_records
 from apportion.errors import InvalidArgument, TakenOver
 from apportion.planning import Plan, plan_steps
 from apportion.training.checkpoint import explained, first_difference, replace_file
+from apportion.training.evaluation import require_measurable
 from apportion.training.folders import tidied
 from apportion.training.loop import take_steps
 from apportion.training.run import Run
@@ -215,13 +222,18 @@ def _solve(priced: Any, budget: Budget) -> tuple[list[Plan], Selection]:
 
 @dataclass(frozen=True)
 class _State:
-    """What a search must not forget. `order` is `None` until it was charged: K is never drawn for a search that was not paid for."""
+    """What a search must not forget. `order` is `None` until it was charged: K is never drawn for a search that was not paid for.
+
+    The last claim in the ledger is `held`, or `wanted` if the process came so far: it is stored before it is made.
+    """
 
     identifier: str
     order: tuple[int, ...] | None = None
     done: int = 0
     best: int | None = None
     score: float = -math.inf
+    held: str | None = None
+    wanted: str | None = None
 
     @property
     def published(self) -> bool:
@@ -248,19 +260,23 @@ def search_privately(task: Task, plan: SearchPlan, storage: Storage) -> Tuned:
             state = _load(folder, plan)  # another process may have gone on with it until now
         number = _charge(plan, books, state, folder)
         shared = data_set(books, number)
-        if state.order is None:
-            state = replace(state, order=_draw(plan))
-            _save(state, plan, folder)
-        if folder is not None and (folder / WINNER).exists():
-            return _reopened(task, plan, records, folder, state, shared)
+        if folder is not None and _claimed_as_winner(books, number, folder, state):
+            return _published(task, plan, records, folder, state, shared)
         if state.published:
             raise InvalidArgument(
                 "resume",
                 str(folder / WINNER) if folder is not None else None,
-                "the winner is no longer there, and to train it again would be a second answer for one price",
+                "the winner is no longer there as it was, and to train it again would be a second answer for one price",
                 "Put it back; or start a new search, which is charged anew",
             )
-        return _run(task, plan, records, folder, state, shared)
+        state = _claim(plan, books, number, state, folder)
+        state, best = _run(task, plan, records, folder, state, shared)
+        books.claim(number, _digest(folder, state) or secrets.token_hex(16), after=state.wanted)
+        if folder is not None:
+            return _published(task, plan, records, folder, state, shared)
+        assert best is not None
+        assert state.order is not None
+        return _tuned(plan, state.order[state.best or 0], state.score, Run(best))
 
 
 def _begin(task: Task, plan: SearchPlan, records: Records, books: Ledger, folder: Path | None) -> _State:
@@ -298,7 +314,7 @@ def _rehearse(task: Task, plan: SearchPlan, records: Records) -> None:
         if kind not in seen:
             seen.add(kind)
             session = task.open(candidate, plan.plans[number], records, Randomness.fresh(), rule=plan.rule(number))
-            task.rank(session)
+            require_measurable(session.evaluated, task.evaluate)
             session.account.ledger.close()
     task.require_fresh_models(plan.space.candidates[0])
 
@@ -330,6 +346,34 @@ def _charge(plan: SearchPlan, books: Ledger, state: _State, folder: Path | None)
     return number
 
 
+def _claim(plan: SearchPlan, books: Ledger, number: int, state: _State, folder: Path | None) -> _State:
+    """Make this process the only one that trains trials of the search, and draw K if nobody has. Both are stored before the claim."""
+    found = books.claimed(number)
+    if found in (state.held, state.wanted):  # otherwise somebody else's, and refused below
+        order = _draw(plan) if state.order is None else state.order
+        state = replace(state, order=order, held=found, wanted=secrets.token_hex(16))
+        _save(state, plan, folder)
+    books.claim(number, state.wanted or "", after=state.held)
+    return state
+
+
+def _claimed_as_winner(books: Ledger, number: int, folder: Path, state: _State) -> bool:
+    """Whether the ledger names the weights that lie here: then they, and nothing else, may be published."""
+    digest = _digest(folder, state)
+    return digest is not None and digest == books.claimed(number)
+
+
+def _digest(folder: Path | None, state: _State) -> str | None:
+    """Of the weights of the winner, or of the best trial so far."""
+    if folder is None:
+        return None
+    place = folder / WINNER if (folder / WINNER).exists() or state.best is None else _place(folder, state.best)
+    try:
+        return hashlib.sha256((place / "public" / "weights.safetensors").read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
 def _draw(plan: SearchPlan) -> tuple[int, ...]:
     """K, and the candidate of each trial: uniform, independent, from the operating system's cryptographic source."""
     count = plan.trials.quantile(secrets.randbits(WORD))
@@ -338,7 +382,7 @@ def _draw(plan: SearchPlan) -> tuple[int, ...]:
 
 def _run(
     task: Task, plan: SearchPlan, records: Records, folder: Path | None, state: _State, shared: Mapping[str, Any] | None
-) -> Tuned:
+) -> tuple[_State, Session | None]:
     """Train what is left of the trials; of all of them the best is kept."""
     best: Session | None = None
     order = state.order or ()
@@ -372,18 +416,16 @@ def _run(
         if place is not None:
             session.account.ledger.close()
             _tidy(folder, state.best)
-    if folder is not None:
-        os.replace(_place(folder, state.best or 0), folder / WINNER)
-        return _reopened(task, plan, records, folder, state, shared)
-    assert best is not None
-    return _tuned(plan, order[state.best or 0], state.score, Run(best))
+    return state, best
 
 
-def _reopened(
+def _published(
     task: Task, plan: SearchPlan, records: Records, folder: Path, state: _State, shared: Mapping[str, Any] | None
 ) -> Tuned:
-    """The published winner, from its folder. What must not be known any longer is deleted."""
+    """Make the winner visible if it is not, and read it. What must not be known any longer is deleted."""
     order = state.order or ()
+    if not (folder / WINNER).exists():
+        os.replace(_place(folder, state.best or 0), folder / WINNER)
     if state.best is not None:
         order = (order[state.best],)
         _save(_State(state.identifier, order, done=1, score=state.score), plan, folder)
@@ -436,6 +478,8 @@ def _load(folder: Path, plan: SearchPlan) -> _State:
             int(content["done"]),
             None if content["best"] is None else int(content["best"]),
             float(content["score"]),
+            content["held"],
+            content["wanted"],
         )
     except OSError as error:
         reason = f"there is no search to go on with ({error.strerror})"

@@ -33,6 +33,7 @@ from apportion.extras import EXTRAS, require_extra
 from apportion.planning import Plan
 from apportion.sampling import Sampling
 from apportion.training.checkpoint import explained, first_difference
+from apportion.training.evaluation import require_measurable
 from apportion.training.folders import tidied
 from apportion.training.storage import Storage
 from apportion.tuning.space import Space
@@ -212,7 +213,8 @@ def _rehearse(worker: _Worker) -> None:
             candidate = worker.space.candidate(worker.space.number(which, [0] * len(worker.space.values)))
             records = as_records(worker.task.data)
             plan = _on_public_records(candidate.plan, len(records))
-            worker.task.rank(worker.task.open(candidate, plan, records, Randomness.seeded(0)))
+            session = worker.task.open(candidate, plan, records, Randomness.seeded(0))
+            require_measurable(session.evaluated, worker.task.evaluate)
             worker.task.require_fresh_models(candidate)
 
 

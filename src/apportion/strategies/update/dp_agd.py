@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from apportion.errors import InvalidArgument
 from apportion.request import Choice, Event, Line, LowestLoss, Released
 from apportion.strategies.context import Context
 from apportion.strategies.released_noise import average_gradients, noise_deviation
@@ -72,6 +73,9 @@ class DPAGD(Checked):
 
     def reference(self, events: Mapping[Event, int]) -> Mapping[Event, int]:
         """Every second draw is a choice."""
+        if sum(events.values()) < 2:
+            reason = "the weights move after two draws at the earliest, a gradient and a choice"
+            raise InvalidArgument("steps", sum(events.values()), reason, "Use at least 2")
         typical: Counter[Event] = Counter()
         for event, count in events.items():
             choice = Choice(self.choice_epsilon(event.noise_multiplier), bounded_range=self.noise == "gumbel")

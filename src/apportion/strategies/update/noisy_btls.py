@@ -93,6 +93,9 @@ class NoisyBTLS(Checked):
 
     def reference(self, events: Mapping[Event, int]) -> Mapping[Event, int]:
         """Every second draw is a search."""
+        if sum(events.values()) < 2:
+            reason = "the weights move after two draws at the earliest, a gradient and a search"
+            raise InvalidArgument("steps", sum(events.values()), reason, "Use at least 2")
         typical: Counter[Event] = Counter()
         for event, count in events.items():
             typical[event] += math.ceil(count / 2)
