@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "request": {"errors", "validate"},
     "execution": {"errors", "validate"},
     "accounting": FOUNDATION,
-    "strategies": FOUNDATION,
+    "strategies": FOUNDATION | {"accounting"},
     "sampling": FOUNDATION | {"strategies"},
     "planning": FOUNDATION | {"accounting", "strategies", "sampling", "plan_drawing"},
     "plan_drawing": {"reporting", "planning"},

@@ -25,6 +25,7 @@ from apportion.accounting.rules import (
     ConcentratedFilter,
     FixedPlan,
     GaussianFilter,
+    IndividualFilters,
     Multiset,
     RenyiFilter,
     Rule,
@@ -36,7 +37,7 @@ from apportion.request import Event, GroupFactors, Noised, NormSum, Request, eve
 from apportion.sampling import MOST_STEPS, Sampling
 from apportion.strategies.context import Context
 from apportion.strategies.descriptions import build
-from apportion.strategies.people import Scale
+from apportion.strategies.people import IndividualEstimate, IndividualFilter, Scale
 from apportion.strategies.recipes import Recipe, named
 from apportion.strategies.roles import (
     AskGradient,
@@ -427,7 +428,7 @@ def plan_steps(
     if recipe.needs_filter:
         return _plan_filter(recipe, budget, sampling, shape)
     accountant, spares = accountant or PrivacyLossAccountant(), [min(shape)] * spare
-    if recipe.people is not None:
+    if recipe.people is not None and budget.groups:
         problem = GroupProblem(
             budget.groups, spares + shape, sampling.sample_rate, budget.delta, accountant, budget.unit.coins_per_unit
         )
@@ -497,8 +498,18 @@ def choose_filter(recipe: Recipe, budget: Budget, events: Sequence[Event]) -> Ru
 
 def _with_people(recipe: Recipe, budget: Budget) -> Recipe:
     """The recipe with what groups get, where the budget has groups. Refuses what no rule covers together."""
+    individual = isinstance(recipe.people, (IndividualEstimate, IndividualFilter))
+    if isinstance(recipe.people, IndividualFilter) and (
+        isinstance(recipe.noise, FeedbackNoise) or isinstance(recipe.update, AskingUpdate)
+    ):
+        raise InvalidArgument(
+            "people",
+            type(recipe.people).__name__,
+            "it keeps a filter for each person, for multipliers that are known in advance",
+            "Use a noise schedule, and an update that asks for gradients only",
+        )
     if not budget.groups:
-        if recipe.people is not None:
+        if recipe.people is not None and not individual:
             raise InvalidArgument(
                 "people",
                 type(recipe.people).__name__,
@@ -508,7 +519,10 @@ def _with_people(recipe: Recipe, budget: Budget) -> Recipe:
         return recipe
     noise = _require_noise(recipe)
     reason, fix = "", ""
-    if recipe.needs_filter:
+    if individual:
+        reason = f"{type(recipe.people).__name__} keeps an account for each person, under one budget"
+        fix = "Use people.Scale or people.Sample, or one budget for everybody"
+    elif recipe.needs_filter:
         culprit = recipe.update if isinstance(recipe.update, AskingUpdate) else noise
         reason = f"{type(culprit).__name__} needs a filter, which covers one budget for everybody; groups need tokens that are declared"
         fix = "Use a noise schedule, or yu-validation, whose multiset covers groups"
@@ -541,15 +555,19 @@ def _read_budget(described: Mapping[str, Any]) -> Budget:
 
 
 def _filter_around(
-    recipe: Recipe, budget: Budget, reference: Mapping[Event, int], steps: int, among: tuple[float, ...] = ORDERS
+    recipe: Recipe, budget: Budget, reference: Mapping[Event, float], steps: int, among: tuple[float, ...] = ORDERS
 ) -> Rule:
+    if isinstance(recipe.people, IndividualFilter):
+        return IndividualFilters(budget, steps, RenyiFilter.around(budget, reference, steps, among))
     if all(event.sample_rate == 1 for event in reference):
         kind = ConcentratedFilter if isinstance(recipe.update, AskingUpdate) else GaussianFilter
         return kind(budget, steps)
     return RenyiFilter.around(budget, reference, steps, among)
 
 
-def _reference(recipe: Recipe, counts: Mapping[Event, int]) -> Mapping[Event, int]:
+def _reference(recipe: Recipe, counts: Mapping[Event, int]) -> Mapping[Event, float]:
+    if isinstance(recipe.people, IndividualFilter):  # the worst case, which is shorter than the run
+        return {event: count / recipe.people.stretch for event, count in counts.items()}
     return recipe.update.reference(counts) if isinstance(recipe.update, AskingUpdate) else counts
 
 
@@ -559,7 +577,7 @@ def _plan_filter(recipe: Recipe, budget: Budget, sampling: Sampling, shape: Sequ
 
     relative = Counter(shape)
 
-    def chosen(scale: float, among: tuple[float, ...] = ORDERS) -> tuple[Rule, Mapping[Event, int]]:
+    def chosen(scale: float, among: tuple[float, ...] = ORDERS) -> tuple[Rule, Mapping[Event, float]]:
         reference = _reference(recipe, {Event(rate, scale * one): count for one, count in relative.items()})
         return _filter_around(recipe, budget, reference, len(shape), among), reference
 
@@ -572,6 +590,7 @@ def _plan_filter(recipe: Recipe, budget: Budget, sampling: Sampling, shape: Sequ
         )
     # Most orders are far from the best one and take most of the time: a few find its neighbourhood, and that the scale.
     rule, _ = chosen(_halve(lambda scale: affordable(scale, ORDERS[::_SPARSE]), *PRICED))
+    rule = rule.orders if isinstance(rule, IndividualFilters) else rule
     near = _orders_near(rule.best) if isinstance(rule, RenyiFilter) else ORDERS
     high = _halve(lambda scale: affordable(scale, near), *PRICED)
     if not affordable(high):  # the best order was not among them

@@ -19,7 +19,7 @@ from apportion.curator.curator import Curator
 from apportion.curator.foreign_code import contain_errors, watch_signals
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness, Stream
-from apportion.curator.records import as_records
+from apportion.curator.records import as_records, cut_evenly
 from apportion.execution import Execution
 from apportion.request import ClippedSum, Request
 from items import Items
@@ -370,7 +370,9 @@ def test_a_handler_that_somebody_replaced_meanwhile_stays():
 
 
 def test_a_generator_that_is_closed_ends(records):
-    batches = as_records(Items(list(zip(*records, strict=True)))).read(np.arange(40), 4, Stream(bytes(32)))
+    batches = as_records(Items(list(zip(*records, strict=True)))).read(
+        np.arange(40), cut_evenly(40, 4), Stream(bytes(32))
+    )
     next(batches)
     batches.close()
     assert next(batches, None) is None

@@ -20,7 +20,7 @@ import runs
 from apportion.curator.curator import Curator
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Randomness, Stream
-from apportion.curator.records import as_records
+from apportion.curator.records import as_records, cut_evenly
 from apportion.errors import ApportionError, InvalidArgument, WrongOrder
 from apportion.execution import Execution
 from apportion.request import ClippedSum, Request
@@ -115,7 +115,8 @@ def opened():
 
 def read(records, members=None, *, size=256, seed=0):
     members = np.arange(len(records)) if members is None else np.array(members, dtype=np.int64)
-    return records.read(members, size, Stream(bytes([seed]) * 32))
+    pieces = records.read(members, cut_evenly(len(members), size), Stream(bytes([seed]) * 32))
+    return (piece.batch for piece in pieces)
 
 
 def rows(batches):
@@ -244,7 +245,7 @@ def test_the_amount_of_secret_that_is_used_does_not_depend_on_the_draw(opened, w
     records, left = opened(Augmented(), workers), []
     for members in ([], [5], range(RECORDS)):
         secret = Stream(bytes(32))
-        list(records.read(np.array(members, dtype=np.int64), 64, secret))
+        list(records.read(np.array(members, dtype=np.int64), cut_evenly(len(members), 64), secret))
         left.append(secret.words(1)[0])
     assert len(set(left)) == 1
 
@@ -466,7 +467,7 @@ def test_a_draw_that_was_left_does_not_reach_into_the_next(books):
     held = curator(Plain(), books, workers=2, micro_batch=10)
     left = held.open(request()).micro_batches()
     next(left)
-    assert torch.equal(rows(held.open(request()).micro_batches()), Plain().inputs)
+    assert torch.equal(rows(piece.batch for piece in held.open(request()).micro_batches()), Plain().inputs)
     with pytest.raises(WrongOrder, match="one draw is read at a time"):
         next(left)
     held._records.close()

@@ -104,6 +104,10 @@ class Account:
             return False
         return token is not None
 
+    def charged_after(self, number: int) -> list[Event]:
+        """What was charged after so many charges."""
+        return list(islice(self._charges.values(), number, None))
+
     def is_spent(self, token: int) -> bool:
         return token in self._charges
 

@@ -172,7 +172,7 @@ def quiet_accounting() -> Iterator[None]:
         logger.disabled = disabled
 
 
-def renyi_sum(events: Mapping[Event, int], orders: tuple[float, ...] = ORDERS) -> Array:
+def renyi_sum(events: Mapping[Event, float], orders: tuple[float, ...] = ORDERS) -> Array:
     """Σ_t ε_t(α) at `orders`: exact for a few different multipliers, bounded from above by interpolation for many.
 
     A curve takes 30 ms, too long for thousands of steps that all differ. Let s = z⁻², M_s = e^{W_s − s/2} with a Brownian motion W, and

@@ -10,6 +10,7 @@ at z = 0.682 stays at ε = 1.181 on either path, and its true ε is 1.2525.
 | `FixedPlan`          | every (q_t, z_t), in order      | nothing                       | PLD of the plan                        |
 | `Multiset`           | how often each (q, z) may occur | the order, and when to stop   | PLD of the whole multiset              |
 | `RenyiFilter`        | (ε, δ), orders and weights      | any (q, z), any number        | (ε, δ); 8 to 36 % more than PLD        |
+| `IndividualFilters`  | (ε, δ), the number of steps     | who takes part                | (ε, δ) for each person                 |
 | `GaussianFilter`     | (ε, δ)                          | any z at q = 1, any number    | (ε, δ), tight                          |
 | `ConcentratedFilter` | (ε, δ)                          | any z at q = 1, any number    | (ε, δ) by zCDP                         |
 
@@ -107,8 +108,10 @@ def charge(rule: Rule, event: Event, step: int = 1) -> None:
     rule.spend(token, event)
 
 
-def fits(rule: Rule, events: Mapping[Event, int]) -> bool:
-    """Whether a filter, from its beginning, allows all of `events`, in any order. Changes nothing."""
+def fits(rule: Rule, events: Mapping[Event, float]) -> bool:
+    """Whether a filter, from its beginning, allows all of `events`, in any order; that of a person in the worst case. Changes nothing."""
+    if isinstance(rule, IndividualFilters):
+        rule = rule.orders
     if isinstance(rule, RenyiFilter):
         return rule.allows(events)
     assert isinstance(rule, _UnsampledFilter)
@@ -351,7 +354,7 @@ class RenyiFilter(_Filter):
     def around(
         cls,
         budget: Budget,
-        reference: Mapping[Event, int],
+        reference: Mapping[Event, float],
         steps: int = sys.maxsize,
         among: tuple[float, ...] = ORDERS,
     ) -> RenyiFilter:
@@ -368,11 +371,16 @@ class RenyiFilter(_Filter):
         return cls(budget, {among[best]: 0.8} | {among[index]: 0.2 / len(near) for index in near}, steps)
 
     @property
+    def allowances(self) -> Mapping[float, float]:
+        """B_α of each order."""
+        return dict(zip(self._orders, map(float, self._allowed), strict=True))
+
+    @property
     def best(self) -> float:
         """The order with the largest weight."""
         return max(self._parts, key=self._parts.__getitem__)
 
-    def allows(self, events: Mapping[Event, int]) -> bool:
+    def allows(self, events: Mapping[Event, float]) -> bool:
         """Whether some order bears all of `events` from the beginning: one that is alive at the end was alive throughout."""
         needed = np.sum([n * renyi_curve(event, self._orders) for event, n in events.items()], axis=0)
         return bool(((self._allowed >= 0) & (needed <= self._allowed)).any())
@@ -392,6 +400,40 @@ class RenyiFilter(_Filter):
         """The orders that would still be within their allowance after `event`; one that has died does not come back."""
         survivors: NDArray[np.bool_] = self._alive & (self._spent + renyi_curve(event, self._orders) <= self._allowed)
         return survivors
+
+
+class IndividualFilters(_Filter):
+    """A Rényi filter for each person (`individual.py`), executed by the curator; here the declared number of steps is counted.
+
+    *Why it is valid.* Every person's own filter holds, whatever the others do. The number of steps is declared: a run that ended because
+    nobody was left would tell so.
+    """
+
+    name = "individual Rényi filters"
+    validity = (
+        "individual filters: every person was charged at every step for a bound on that person's gradient that was set before the coins "
+        "were tossed and enforced by clipping, and was left out of steps that would have exceeded the declared budget; the number of steps "
+        "was declared in advance"
+    )
+
+    def __init__(self, budget: Budget, steps: int, orders: RenyiFilter):
+        super().__init__(budget, steps)
+        self.orders = orders
+        """The filter that everybody begins with."""
+
+    @property
+    def terms(self) -> str:
+        return f"{self.name}, {self.steps} steps, {self.orders.terms}"
+
+    def reset(self) -> None:
+        self._charges = 0
+
+    def require(self, token: int, step: int, event: Event) -> None:
+        if event.choices or event.groups:
+            raise BudgetExhausted(f"the {self.name} cover gradients of single people")
+
+    def spend(self, token: int, event: Event) -> None:
+        self._charges += 1
 
 
 class _UnsampledFilter(_Filter):

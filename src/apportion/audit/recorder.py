@@ -126,7 +126,7 @@ class Recorder:
 
     def read(self, indices: NDArray[np.int64]) -> None:
         """Records were read."""
-        if self.steps:
+        if self.steps and self.steps[-1].released is None:  # not in between, for norms that bound what comes
             self.steps[-1].read.update(indices.tolist())
 
     def add_gaussian_noise(self, exact_sum: Tensor, standard_deviation: float, noise: Stream, divisor: float) -> Tensor:

@@ -47,6 +47,7 @@ from apportion.models.check import copy_model
 from apportion.models.synthetic import without_dropout
 from apportion.planning import Plan, find_recipe, plan_steps
 from apportion.sampling import Sampling
+from apportion.strategies.people import IndividualEstimate, IndividualFilter
 from apportion.strategies.recipes import Recipe
 from apportion.strategies.roles import FeedbackNoise, SteeringUpdate
 from apportion.training.loop import take_steps
@@ -212,13 +213,17 @@ def replay(
 def _audited_budget(plan: Plan | Recipe | str, recipe: Recipe) -> Budget:
     """Much ε, for everybody; with groups in the proportions of the plan's, or of three of our own."""
     unit = plan.budget.unit if isinstance(plan, Plan) else Record()
-    groups = plan.budget.groups if isinstance(plan, Plan) else GROUPS if recipe.people is not None else ()
+    groups = plan.budget.groups if isinstance(plan, Plan) else GROUPS if _treats_groups(recipe) else ()
     if groups:
         factor = EPSILON / max(group.epsilon for group in groups)
         scaled = [replace(group, epsilon=factor * group.epsilon) for group in groups]
         return Budget.of_groups(scaled, delta=1e-5, unit=unit)
     epsilon = EPSILON if getattr(recipe.noise, "multiplier", None) is None else 1e3
     return Budget(epsilon=epsilon, delta=1e-5, unit=unit)
+
+
+def _treats_groups(recipe: Recipe) -> bool:
+    return recipe.people is not None and not isinstance(recipe.people, (IndividualEstimate, IndividualFilter))
 
 
 def replayed_optimizer(recipe: Recipe) -> str:
@@ -244,7 +249,8 @@ class _Audit:
     def __init__(self, subject: Subject, common: Batch, record: Batch):
         self._subject, self._common, self._record = subject, common, record
         plan = subject.plan
-        self._declared = Declared(subject.model, plan.expected_batch_size, plan.budget.unit.coins_per_unit)
+        leaves_out = isinstance(plan.recipe.people, IndividualFilter)
+        self._declared = Declared(subject.model, plan.expected_batch_size, plan.budget.unit.coins_per_unit, leaves_out)
         self._findings: list[Finding] = []
         self._measured: list[Measured] = []
         self._runs: list[Recorder] = []

@@ -29,6 +29,8 @@ class Declared:
     model: nn.Module
     expected_batch_size: float
     coins_per_unit: int = 1
+    may_leave_out: bool = False
+    """Whether somebody whose coin fell true may be left out, as by an individual filter."""
 
     def groups(self, request: Request) -> list[tuple[Noised, str]]:
         """(release, parameter) of every noise call that the request leads to, in order. Statistics come last and have no parameter."""
@@ -52,24 +54,24 @@ def inspect_run(run: Recorder, neighbour: str, declared: Declared, size: int) ->
             )
         event = run.charged[number - 1] if number <= len(run.charged) else None
         if event is not None:
-            yield from _inspect_coins(step, neighbour, number, event, size, declared.coins_per_unit)
+            yield from _inspect_coins(step, neighbour, number, event, size, declared)
         if run.failure is not None and step is run.steps[-1]:
             return  # an exception ended it: it has no answer to judge
         yield from _inspect_answer(step, neighbour, number, event, declared)
 
 
 def _inspect_coins(
-    step: Step, neighbour: str, number: int, event: Event, size: int, coins_per_unit: int
+    step: Step, neighbour: str, number: int, event: Event, size: int, declared: Declared
 ) -> Iterator[Finding]:
     charged = tuple(rate for rate, _ in event.groups) or (event.sample_rate,)
-    tossed = [tuple(rate_of_any(rate, coins_per_unit) for rate in rates) for _, rates in step.coins]
+    tossed = [tuple(rate_of_any(rate, declared.coins_per_unit) for rate in rates) for _, rates in step.coins]
     fair = all(
         len(rates) == len(charged) and all(a <= b for a, b in zip(rates, charged, strict=True)) for rates in tossed
     )
     if [count for count, _ in step.coins] != [size] or not fair:
         text = f"coins (how many, rates) {step.coins} for {size} of them, at charged rates of {charged}"
         yield Finding(neighbour, "sampling", text, number)
-    elif step.read != step.members:
+    elif not (step.read <= step.members if declared.may_leave_out else step.read == step.members):
         yield Finding(neighbour, "sampling", "other records were read than those whose coin fell true", number)
 
 

@@ -104,7 +104,8 @@ def clip_and_sum(
         clips: s_i, the factor of each record's group (b,); 1 if it is not given.
     """
     records = as_gradients(gradients)
-    squares, frames = _squared_norms(records, releases)
+    frames = _frames_of(releases)
+    squares = squared_norms(records, releases)
     norms = [
         torch.stack([squares[name] for name in group_names(release, list(squares))]).sum(0).sqrt()
         for release in releases
@@ -129,15 +130,21 @@ def clip_and_sum(
     return sums
 
 
-def _squared_norms(records: Gradients, releases: Sequence[Noised]) -> tuple[dict[str, Tensor], dict[str, Frame]]:
-    """‖g_i‖² by parameter, in the coordinates of its release; and the frames of those parameters that have one."""
+def _frames_of(releases: Sequence[Noised]) -> dict[str, Frame]:
+    """The frames of those parameters that have one."""
     frames: dict[str, Frame] = {}
     for release in releases:
         if isinstance(release, ClippedSum) and release.frame is not None:
             frames |= dict.fromkeys(release.frame.scale, release.frame)
+    return frames
+
+
+def squared_norms(records: Gradients, releases: Sequence[Noised]) -> dict[str, Tensor]:
+    """‖g_i‖² by parameter, in the coordinates of its release."""
+    frames = _frames_of(releases)
     whole = bool(frames) and all(isinstance(release, ClippedSum) and release.frame for release in releases)
     squares = {} if whole else records.squared_norms()
-    return squares | {name: framed_squared_norms(records, name, frame) for name, frame in frames.items()}, frames
+    return squares | {name: framed_squared_norms(records, name, frame) for name, frame in frames.items()}
 
 
 def clip_factors(release: ClippedSum, norms: Tensor, clips: Tensor | None = None) -> Tensor:

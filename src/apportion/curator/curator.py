@@ -15,11 +15,14 @@ nothing works at all is found by the probe, on synthetic records, before anythin
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,12 +36,13 @@ from apportion.curator.gradients.layer_use import full_precision
 from apportion.curator.gradients.losses import ForeignParameter, LossFunction
 from apportion.curator.gradients.module_state import StatelessLoss
 from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.individual import Floats, IndividualBounds, norm_ratios
 from apportion.curator.mechanisms import Mechanisms
 from apportion.curator.owners import Numbers, Owners, RecordOwners, Weigh, pooling_weights
 from apportion.curator.pooling import NOBODY, pool
-from apportion.curator.randomness import DrawStreams, poisson_sample
+from apportion.curator.randomness import KEY_BYTES, DrawStreams, Stream, poisson_sample
 from apportion.curator.reader import Batch, Piece, single_records
-from apportion.curator.records import Records
+from apportion.curator.records import Records, cut_evenly
 from apportion.errors import InvalidArgument, WrongOrder
 from apportion.execution import Execution
 from apportion.request import (
@@ -83,10 +87,11 @@ class Draw:
         mechanisms: Mechanisms,
         owners: Owners,
         weigh: Weigh | None,
+        clips: Callable[[Numbers], Tensor | None],
     ):
         self._request, self._mechanisms = request, mechanisms
         self._pieces, self._streams = pieces, streams
-        self._owners, self._weigh = owners, weigh
+        self._owners, self._weigh, self._clips = owners, weigh, clips
         self._trained = trained_parameters(engine.model)
         self._open_user = NOBODY
         self._sums: dict[str | Statistic, Tensor] = {}
@@ -137,7 +142,7 @@ class Draw:
         """What these units add to each release."""
         if not len(owners):
             return {}
-        sums = clip_and_sum(gradients, self.request.noised, self._owners.clips(self.request, owners))
+        sums = clip_and_sum(gradients, self.request.noised, self._clips(owners))
         # a sum is finite only if all its terms are, and is much faster than to look at each
         if not all(bool(part.sum().isfinite()) for part in sums.values()):
             raise ArithmeticError("a product overflowed")  # nothing was added yet
@@ -223,6 +228,7 @@ class Curator:
         randomness: where coins and noise come from.
         execution: memory knobs.
         owners: whose the records are; by default every record is a unit of privacy, and all are alike.
+        individual: bounds and accounts of single records, where they are kept.
         mechanisms: add the noise; audits put instruments around them.
     """
 
@@ -234,12 +240,14 @@ class Curator:
         randomness: StreamSource,
         execution: Execution | None = None,
         owners: Owners | None = None,
+        individual: IndividualBounds | None = None,
         mechanisms: Mechanisms = mechanisms,
     ):
         self._records, self._engine, self._charges, self._randomness = records, engine, charges, randomness
         self._execution = execution or Execution()
         self._mechanisms = mechanisms
         self._owners: Owners = owners or RecordOwners(len(records))
+        self._individual = individual
         self._numbers = sum(parameter.numel() for parameter in trained_parameters(engine.model).values())
         self._loss: StatelessLoss | None = None
 
@@ -253,11 +261,36 @@ class Curator:
         self._charges.charge(request.event())
         streams = self._randomness.next_draw()
         owners = self._owners
+        taking = None if self._individual is None else self._individual.charge(request.event())
         drawn = poisson_sample(owners.coins, request.rates, streams.coins, owners.coin_groups)
-        members = owners.records_of(drawn)
+        members = owners.records_of(drawn if taking is None else drawn[taking[drawn]])
         pieces = self._records.read(members, owners.cut(members, size, self._numbers), streams.model)
         weigh = None if owners.pooling is None else pooling_weights(owners, members)
-        return Draw(request, pieces, self._engine, streams, self._mechanisms, owners, weigh)
+        clips = partial(owners.clips, request) if self._individual is None else self._individual.clips
+        return Draw(request, pieces, self._engine, streams, self._mechanisms, owners, weigh, clips)
+
+    def secret_state(self) -> dict[str, Any] | None:
+        """Accounts of single people, for a checkpoint in secret/; `None` where none are kept."""
+        if self._individual is None:
+            return None
+        state = self._individual.accounts.state()
+        return {name: torch.from_numpy(one) if isinstance(one, np.ndarray) else one for name, one in state.items()}
+
+    def restore_secret(self, state: Mapping[str, Any], later: Sequence[Event]) -> None:
+        """Put back what `secret_state` returned.
+
+        Args:
+            later: what was charged after that. Whose part was how large is not known, so everybody pays the worst case.
+        """
+        assert self._individual is not None
+        accounts = self._individual.accounts
+        accounts.restore({name: one.numpy() if isinstance(one, Tensor) else one for name, one in state.items()})
+        for event in later:
+            accounts.charge_worst(event)
+
+    def individual_epsilons(self, delta: float) -> Floats | None:
+        """What each record has spent by its own account. Secret."""
+        return None if self._individual is None else self._individual.accounts.epsilons(delta)
 
     def end_workers(self) -> None:
         """End the processes that read records. Another request would start new ones."""
@@ -269,6 +302,8 @@ class Curator:
             if self._loss is None or self._loss.loss is not loss_fn:
                 self._loss = StatelessLoss(loss_fn)
             loss_fn = self._loss
+        if self._individual is not None and self._individual.due:
+            self._individual.bound(self._norm_ratios(request, loss_fn))
         draw = self.open(request)
         with watch_signals():
             for piece in draw.micro_batches():
@@ -280,6 +315,24 @@ class Curator:
                     if together.failure:
                         self._add_one_by_one(draw, piece, loss_fn)
         return draw.release()
+
+    def _norm_ratios(self, request: Request, loss_fn: LossFunction) -> Floats:
+        """‖g_i‖/C of every record at the weights as they are: of that record and of released values, and of nothing else."""
+        _require_priced_as_executed(request)
+        self._require_all_parameters(request)
+        self._engine.sync_weights()
+        ratios = np.full(len(self._records), np.inf)
+        cuts = cut_evenly(len(ratios), self._execution.physical_batch(request.expected_batch_size))
+        with watch_signals(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")
+            torch.default_generator.manual_seed(int.from_bytes(os.urandom(7)))
+            for piece in self._records.read(np.arange(len(ratios)), cuts, Stream(os.urandom(KEY_BYTES))):
+                with contain_errors(ForeignParameter) as together:
+                    ratios[piece.members.numpy()] = norm_ratios(self._gradients(piece.batch, loss_fn), request)
+                for record in single_records(piece) if together.failure else ():
+                    with contain_errors():
+                        ratios[record.members.numpy()] = norm_ratios(self._gradients(record.batch, loss_fn), request)
+        return ratios
 
     def _add_records(self, draw: Draw, piece: Piece, loss_fn: LossFunction) -> None:
         """All that the request asks about these records: what cannot be computed leaves none of it behind."""

@@ -30,6 +30,7 @@ from apportion.strategies.roles import AskingUpdate, SteeringUpdate, ValidatedNo
 from apportion.training.checkpoint import Checkpoints, restored
 from apportion.training.exact import ExactCurator
 from apportion.training.folders import missing_folders, remove_empty
+from apportion.training.individual import individual_bounds, require_individual_fits
 from apportion.training.optimizers import (
     require_momentum_free,
     require_plain_scheduler,
@@ -108,6 +109,7 @@ def _require_valid(setup: Setup) -> None:
         require_plain_scheduler(setup.scheduler, setup.optimizer)
     require_same_parameters(setup.model, setup.optimizer)
     _require_roles_fit(setup)
+    require_individual_fits(setup)
     if not setup.randomness.private and (storage.resume or storage.recovery == "exact"):
         raise InvalidArgument(
             "seed",
@@ -180,9 +182,10 @@ def _build_curator(
     setup: Setup, session: Session, engine: Engine, execution: Execution, owners: Owners
 ) -> Curator | ExactCurator:
     """What answers the session: a curator, or one that repeats draws bit for bit."""
+    individual = individual_bounds(setup.plan, len(setup.records))
 
     def curator(charges: Any, source: Any) -> Curator:
-        return setup.build_curator(setup.records, engine, charges, source, execution, owners)
+        return setup.build_curator(setup.records, engine, charges, source, execution, owners, individual)
 
     folder, account = setup.storage.folder, session.account
     if setup.storage.recovery == "fresh" or folder is None:

@@ -17,8 +17,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from apportion.planning import Plan
+from apportion.strategies.people import IndividualEstimate
 from apportion.training.checkpoint import explained, replace_file
 from apportion.training.history import Entry
+from apportion.training.individual import write_estimate
 from apportion.training.session import Session
 from apportion.training.statement import as_markdown, statement
 from apportion.training.storage import LEDGER
@@ -115,6 +117,8 @@ class Run:
         _write_json(public / "history.json", [entry.as_json() for entry in self.history])
         _write_json(public / "privacy.json", facts)
         replace_file(public / "privacy.md", as_markdown(facts).encode())
+        if isinstance(self.plan.recipe.people, IndividualEstimate):
+            write_estimate(root, self._session)
         if self._session.checkpoints is not None and self._session.checkpoints.folder.resolve() == root.resolve():
             self._session.write_checkpoint()
         return root

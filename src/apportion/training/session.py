@@ -17,6 +17,7 @@ from apportion.budget import Public
 from apportion.curator.curator import Charges, Curator, StreamSource
 from apportion.curator.gradients.engine import Engine, EngineChoice
 from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.individual import IndividualBounds
 from apportion.curator.owners import Owners
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
@@ -37,7 +38,7 @@ from apportion.training.storage import Storage
 
 REHEARSED = 8
 """Steps in which the strategies are answered with zeros before anything is charged."""
-BuildCurator = Callable[[Records, Engine, Charges, StreamSource, Execution, Owners], Curator]
+BuildCurator = Callable[[Records, Engine, Charges, StreamSource, Execution, Owners, IndividualBounds | None], Curator]
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,6 +240,8 @@ class Session:
             self._scheduler.load_state_dict(state["scheduler"])
         self._strategies.restore(state)
         self.entries = from_columns(state["history"])
+        if isinstance(self.curator, Curator) and "individual" in state:
+            self.curator.restore_secret(state["individual"], self.account.charged_after(state["individual"]["charges"]))
 
     def write_checkpoint(self) -> None:
         """Make the state durable, with the history and what the ledger said by then."""
@@ -248,7 +251,10 @@ class Session:
                 "spent": self.account.spent,
                 "head": self.account.ledger.head(),
             }
-            self.checkpoints.write({**self.state(), "history": as_columns(self.entries), "account": books})
+            content = {**self.state(), "history": as_columns(self.entries), "account": books}
+            if isinstance(self.curator, Curator) and (secret := self.curator.secret_state()) is not None:
+                content["individual"] = secret
+            self.checkpoints.write(content)
 
     def write_checkpoint_if_due(self) -> None:
         if self.checkpoints is not None and self.step % self.checkpoints.every == 0:

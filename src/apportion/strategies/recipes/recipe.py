@@ -13,6 +13,7 @@ from apportion.strategies.clip import Fixed, Sequence
 from apportion.strategies.context import Context
 from apportion.strategies.descriptions import build, describe
 from apportion.strategies.noise import Constant
+from apportion.strategies.people.individual import IndividualFilter
 from apportion.strategies.roles import (
     AskingUpdate,
     Clip,
@@ -131,7 +132,7 @@ class Recipe:
     def needs_filter(self) -> bool:
         """Whether what a step costs, or how many there are, follows released values in a way that no declared tokens cover."""
         feedback = isinstance(self.noise, FeedbackNoise) and not isinstance(self.noise, MultisetNoise)
-        return feedback or isinstance(self.update, AskingUpdate)
+        return feedback or isinstance(self.update, AskingUpdate) or isinstance(self.people, IndividualFilter)
 
     @property
     def complete(self) -> bool:
