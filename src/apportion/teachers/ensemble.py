@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,13 @@ class Ensemble:
 
     def votes(self, query: int) -> Floats:
         """What each teacher's vote counts in a query; 0 if it takes no part. Teacher t takes part iff ⌊(i+1)·r_t + o_t⌋ > ⌊i·r_t + o_t⌋."""
-        rates, offsets = np.array(self.rates), np.array(self.offsets)
+        weights, rates, offsets = self._arrays
         part = np.floor((query + 1) * rates + offsets) > np.floor(query * rates + offsets)
-        return np.where(part, self.weights, 0.0)
+        return np.where(part, weights, 0.0)
+
+    @cached_property
+    def _arrays(self) -> tuple[Floats, Floats, Floats]:
+        return np.array(self.weights), np.array(self.rates), np.array(self.offsets)
 
     @property
     def disjoint(self) -> bool:
@@ -69,12 +74,12 @@ class Ensemble:
         return self.votes(query) if self.disjoint else np.array(self.copies, dtype=float)
 
     def budgets(self) -> Floats:
-        """ε of each account."""
+        """ε of each account; the smallest, where records of several budgets share one."""
         if not self.disjoint:
             return np.array([group.epsilon for group in self.groups])
         found = np.full(self.teachers, math.inf)
         for group, seats in zip(self.groups, self.seats, strict=True):
-            found[list(seats)] = group.epsilon
+            found[list(seats)] = np.minimum(found[list(seats)], group.epsilon)
         return found
 
     def describe(self) -> dict[str, Any]:
@@ -97,8 +102,10 @@ def groups_of(budget: Budget) -> tuple[Group, ...]:
 
 def divide_seats(teachers: int, shares: Sequence[float]) -> list[int]:
     """`teachers` divided in proportion to `shares`, by largest remainders, at least one for each. They add up to `teachers`."""
-    wanted = np.array(shares) * (teachers - len(shares)) / math.fsum(shares)
-    seats = np.floor(wanted + 1e-9)
-    rest = teachers - len(shares) - int(seats.sum())
-    seats[np.argsort(seats - wanted, kind="stable")[:rest]] += 1
-    return [1 + int(count) for count in seats]
+    wanted = np.array(shares) * teachers / math.fsum(shares)
+    seats = np.maximum(1, np.floor(wanted + 1e-9)).astype(int)
+    while seats.sum() < teachers:
+        seats[np.argmax(wanted - seats)] += 1
+    while seats.sum() > teachers:  # where some have their one seat for less than one
+        seats[np.argmax(np.where(seats > 1, seats - wanted, -math.inf))] -= 1
+    return [int(count) for count in seats]

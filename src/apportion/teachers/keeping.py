@@ -67,6 +67,8 @@ class Books:
         state, stored = self.path(STATE), self.path(VOTES)
         if state is None or stored is None:
             return
+        with explained(stored):
+            stored.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         content = io.BytesIO()
         np.save(content, votes)
         replace_file(stored, content.getvalue(), mode=_SECRET)
@@ -93,7 +95,6 @@ class Books:
         public = Path(folder) / "public"
         with explained(public):
             public.mkdir(parents=True, exist_ok=True)
-            own.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(Path(folder) / COST, (json.dumps(secret_cost, indent=1) + "\n").encode(), mode=_SECRET)
         replace_file(public / "privacy.json", (json.dumps(taught.statement(), indent=1) + "\n").encode())
         replace_file(public / "privacy.md", as_page(taught.facts).encode())

@@ -284,8 +284,8 @@ def _require_kind(argument: str, value: object, kinds: tuple[type, ...], example
 
 def _probe(argument: str, factory: Factory, lesson: Lesson) -> None:
     """Fit one to public inputs with made-up classes: whatever is wrong with it in general is wrong before anything is charged."""
-    rows = min(PROBED * lesson.classes, len(tensor_leaves(lesson.queries)[0]))
-    inputs = map_tensors(lambda leaf: leaf[:rows], lesson.queries)
+    rows = PROBED * lesson.classes
+    inputs = map_tensors(lambda leaf: leaf[torch.arange(rows) % len(leaf)], lesson.queries)
     try:
         with own_randomness(0):
             model = fit_model(factory, (inputs, torch.arange(rows) % lesson.classes), Fit(epochs=1))
