@@ -1,10 +1,9 @@
 import numpy as np
 import pytest
 import torch
+from small_teachers import SHARES
 
 import apportion as ap
-
-SHARES = {"strict": (1.0, 0.5), "medium": (2.0, 0.3), "loose": (5.0, 0.2)}
 
 
 @pytest.fixture

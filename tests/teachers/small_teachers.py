@@ -1,10 +1,11 @@
-"""Teachers whose votes are known in advance, at the top of a module so that they can be sent to other processes."""
+"""Groups, and teachers whose votes are known in advance, at the top of a module so that they can be sent to other processes."""
 
 import os
 
 import numpy as np
 from torch import nn
 
+SHARES = {"strict": (1.0, 0.5), "medium": (2.0, 0.3), "loose": (5.0, 0.2)}
 MARK = 100.0
 """A record with this value is noticed by every teacher that has it."""
 

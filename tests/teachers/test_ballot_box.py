@@ -71,13 +71,13 @@ def test_an_answer_has_the_noise_that_was_paid_for(budget):
 
 
 def test_a_check_has_the_noise_that_was_paid_for(budget):
-    """P(enough agree) = Φ((largest − T)/σ₁)."""
+    """P(enough agree) = Φ((largest − T)/σ₁); here seldom, which saves the answers."""
     votes = np.repeat(np.array([0] * 15 + [1] * 5)[:, None], MANY, axis=1)
-    box, books = open_box(budget, Mechanism(0.001, 10 / FAR, 5.0), votes)
+    box, books = open_box(budget, Mechanism(0.001, 10 / FAR, 25.0), votes)
     for query in range(MANY):
         box.ask(query)
     passed = np.mean([token % 2 == 0 for token in books.tokens]) * len(books.tokens) / MANY
-    assert passed == pytest.approx(norm.cdf(FAR), abs=0.0043)
+    assert passed == pytest.approx(norm.cdf(-FAR), abs=0.0043)
 
 
 def test_noise_is_new_in_every_release_and_comes_from_the_secret_stream(budget):

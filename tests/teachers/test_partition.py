@@ -10,20 +10,27 @@ from apportion.accounting.account import Account
 from apportion.accounting.ledger import Ledger
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
+from apportion.errors import InvalidArgument
 from apportion.teachers.aggregation import Mechanism
 from apportion.teachers.ballot_box import BallotBox
 from apportion.teachers.group_filter import GroupFilter
-from apportion.teachers.partition import choose_teachers, divide_records, spread_groups
+from apportion.teachers.partition import People, choose_teachers, divide_records, spread_groups
 from apportion.teachers.teaching import Fit, Lesson, collect_votes
 
 KEY = bytes(range(32))
 QUERIES = 8
 
 
-def contents(data, groups, ensemble, key=KEY, ids=None):
-    """For each teacher the set of its records."""
+def divided(data, groups, ensemble, ids=None, unit=None):
+    """For each teacher the indices of its records."""
+    budget = ap.Budget.of_groups(ensemble.groups, delta=1e-5, unit=unit or ap.Record(), labels=list(groups))
+    return divide_records(People.of(as_records(data), budget, ids), ensemble, KEY)
+
+
+def contents(data, groups, ensemble):
+    """For each teacher its records."""
     inputs, _ = data
-    parts = divide_records(as_records(data), np.asarray(groups), ensemble, key, ids)
+    parts = divided(data, groups, ensemble)
     return [sorted(tuple(inputs[index].tolist()) for index in part) for part in parts]
 
 
@@ -74,8 +81,8 @@ def test_records_are_spread_evenly_and_by_the_key(three):
 def test_an_id_of_its_own_may_choose_in_place_of_the_content(three, people):
     (inputs, classes), groups = people
     ensemble, ids = arranged(ap.teachers.Weighting(), three), [f"person {n}" for n in range(60)]
-    before = divide_records(as_records((inputs, classes)), groups, ensemble, KEY, ids)
-    after = divide_records(as_records((inputs + 1, classes)), groups, ensemble, KEY, ids)
+    before = divided((inputs, classes), groups, ensemble, ids)
+    after = divided((inputs + 1, classes), groups, ensemble, ids)
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
 
 
@@ -95,13 +102,12 @@ class Damaged(torch.utils.data.Dataset):
 def test_a_record_that_cannot_be_read_has_no_teacher(three, people):
     (inputs, classes), groups = people
     ensemble = arranged(ap.teachers.Weighting(), three)
-    parts = divide_records(as_records(Damaged(inputs, classes)), groups, ensemble, KEY)
+    parts = divided(Damaged(inputs, classes), groups, ensemble)
     assert sorted(np.concatenate(parts)) == [n for n in range(60) if n != 7]
 
 
 def box_of(data, groups, ensemble, budget, mechanism):
-    records = as_records(data)
-    parts = divide_records(records, np.asarray(groups), ensemble, KEY)
+    records, parts = as_records(data), divided(data, groups, ensemble)
     lesson = Lesson(Noticing, torch.zeros(QUERIES, 2), 2, Fit())
     readers = [lambda part=part: records.batch(part) for part in parts]
     votes = collect_votes(lesson, readers, [0] * len(parts), 1, lambda: None)
@@ -135,7 +141,29 @@ def as_bytes(marked):
     return inputs[-1:].numpy().tobytes() + classes[-1:].numpy().tobytes()
 
 
+def test_all_records_of_a_user_have_the_same_teachers(variant, three, people):
+    """So a user moves no more votes than a record; one whose records name several groups is in the strictest of them."""
+    (inputs, classes), groups = people
+    ensemble, users = arranged(variant, three), np.arange(60) // 6
+    whole = divided((inputs, classes), groups, ensemble, unit=ap.User(ids=users))
+    for user in range(10):
+        mine = set(np.flatnonzero(users == user))
+        holding = [set(part.tolist()) & mine for part in whole if mine & set(part.tolist())]
+        assert holding == [mine] * ensemble.copies[0]
+        rest = np.flatnonzero(users != user)
+        fewer = divided((inputs[rest], classes[rest]), groups[rest], ensemble, unit=ap.User(ids=users[rest]))
+        assert [sorted(set(part.tolist()) - mine) for part in whole] == [sorted(rest[part].tolist()) for part in fewer]
+
+
+def test_of_a_user_at_most_k_max_records_are_used(three, people):
+    (inputs, classes), groups = people
+    ensemble, users = arranged(ap.teachers.Weighting(), three), np.arange(60) // 6
+    parts = divided((inputs, classes), groups, ensemble, unit=ap.User(ids=users, k_max=2))
+    assert list(np.bincount(users[np.concatenate(parts)])) == [2] * 10
+    with pytest.raises(InvalidArgument, match="ids='list': the user whose record it is"):
+        divided((inputs, classes), groups, ensemble, ids=list(range(60)), unit=ap.User(ids=users))
+
+
 def test_benchmarks_are_spread_over_groups_by_their_shares(three):
-    records = as_records((torch.randn(2000, 2, generator=torch.Generator().manual_seed(0)), torch.zeros(2000).long()))
-    names = spread_groups(records, three.groups)
+    names = spread_groups((str(number).encode() for number in range(2000)), three.groups)
     assert [names.count(group.name) / 2000 for group in three.groups] == pytest.approx([0.5, 0.3, 0.2], abs=0.04)

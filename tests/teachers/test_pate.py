@@ -3,12 +3,13 @@
 import json
 import shutil
 import stat
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from sklearn.svm import SVC
-from small_teachers import Constant, Failing, small_network
+from small_teachers import SHARES, Constant, Failing, small_network
 
 import apportion as ap
 from apportion.accounting.gaussian import gaussian_epsilon
@@ -19,7 +20,7 @@ from apportion.errors import BudgetExhausted, DataNotFound, InvalidArgument
 from apportion.teachers import pate as room
 from apportion.teachers.estimators import logistic, svm
 from apportion.teachers.keeping import Books
-from apportion.teachers.partition import spread_groups
+from apportion.teachers.partition import record_content, spread_groups
 
 QUERIES = torch.randn(30, 2, generator=torch.Generator().manual_seed(8))
 TEST = torch.randn(200, 2, generator=torch.Generator().manual_seed(9))
@@ -29,17 +30,17 @@ TEST = torch.randn(200, 2, generator=torch.Generator().manual_seed(9))
 def run(three, people):
     """A small run; arguments override its own."""
     data, groups = people
+    labelled = replace(three, labels=groups)
 
     def call(**changed):
         settings = {
             "data": data,
-            "budget": three,
+            "budget": labelled,
             "queries": ap.Public(QUERIES),
             "classes": 2,
             "teacher": partial(SVC, C=10.0),
             "student": logistic,
             "teachers": 12,
-            "groups": groups,
             "evaluate": ap.Public((TEST, (TEST[:, 0] > 0).long())),
             "processes": 1,
         }
@@ -56,13 +57,21 @@ def digits():
 FIVE_EIGHT_TWELVE = {"strict": (5.0, 0.34), "medium": (8.0, 0.43), "loose": (12.0, 0.23)}
 
 
+def five_eight_twelve(data):
+    """Budgets of a benchmark, by a hash of its records."""
+    budget = ap.Budget.of_groups(FIVE_EIGHT_TWELVE, delta=1e-5, unit=ap.Record())
+    records = as_records(data.train)
+    contents = (record_content(records, index) for index in range(len(records)))
+    return replace(budget, labels=spread_groups(contents, budget.groups))
+
+
 @pytest.mark.parametrize(
     "variant",
     [ap.teachers.Weighting(), ap.teachers.Upsampling(), ap.teachers.Vanishing()],
     ids=lambda one: type(one).__name__,
 )
 def test_digits_are_learned_within_budgets_of_5_8_and_12(digits, variant):
-    budget = ap.Budget.of_groups(FIVE_EIGHT_TWELVE, delta=1e-5, unit=ap.Record())
+    budget = five_eight_twelve(digits)
     inputs, classes = digits.test.data
     taught = ap.pate(
         digits.train,
@@ -72,7 +81,6 @@ def test_digits_are_learned_within_budgets_of_5_8_and_12(digits, variant):
         teacher=logistic,
         student=svm,
         teachers=50,
-        groups=spread_groups(as_records(digits.train), budget.groups),
         variant=variant,
         evaluate=ap.Public((inputs[250:], classes[250:])),
         processes=1,
@@ -91,7 +99,7 @@ def test_mnist_is_learned_by_250_teachers():
         mnist = ap.data.load("mnist")
     except DataNotFound:
         pytest.skip("mnist is not on this machine")
-    budget = ap.Budget.of_groups(FIVE_EIGHT_TWELVE, delta=1e-5, unit=ap.Record())
+    budget = five_eight_twelve(mnist)
     inputs, classes = mnist.test.data
     taught = ap.pate(
         mnist.train,
@@ -101,7 +109,6 @@ def test_mnist_is_learned_by_250_teachers():
         teacher=logistic,
         student=svm,
         teachers=250,
-        groups=spread_groups(as_records(mnist.train), budget.groups),
         evaluate=ap.Public((inputs[1000:], classes[1000:])),
     )
     assert taught.student_accuracy > 0.85
@@ -129,11 +136,11 @@ def test_the_price_is_that_of_the_formula(run):
         assert one.epsilon == pytest.approx(gaussian_epsilon((2 * 30) ** 0.5 * copies / sigma, 1e-5))
 
 
-def test_equal_budgets_are_plain_gnmax_bit_for_bit(run):
+def test_equal_budgets_are_plain_gnmax_bit_for_bit(run, people):
     equal = ap.Budget.of_groups({"a": (4.0, 0.2), "b": (4.0, 0.3), "c": (4.0, 0.5)}, delta=1e-5, unit=ap.Record())
-    plain = run(budget=ap.Budget(epsilon=4.0, delta=1e-5, unit=ap.Record()), groups=None, seed=3)
+    plain = run(budget=ap.Budget(epsilon=4.0, delta=1e-5, unit=ap.Record()), seed=3)
     for variant in (ap.teachers.Upsampling(), ap.teachers.Weighting(), ap.teachers.Vanishing()):
-        taught = run(budget=equal, variant=variant, seed=3)
+        taught = run(budget=replace(equal, labels=people[1]), variant=variant, seed=3)
         assert taught.answers == plain.answers
         assert {one.epsilon for one in taught.groups} == {plain.groups[0].epsilon}
 
@@ -166,8 +173,8 @@ def test_torch_teachers_and_students(run):
 
 def test_numbers_and_names_of_groups_are_the_same(run, three, people):
     names = [three.groups[number].name for number in people[1]]
-    assert run(groups=names, seed=1).answers == run(seed=1).answers
-    assert run(groups=torch.as_tensor(people[1]), seed=1).answers == run(seed=1).answers
+    for labels in (names, torch.as_tensor(people[1])):
+        assert run(budget=replace(three, labels=labels), seed=1).answers == run(seed=1).answers
 
 
 def test_too_few_answers_are_no_student_and_no_error(run):
@@ -178,13 +185,16 @@ def test_too_few_answers_are_no_student_and_no_error(run):
             aggregation=ap.teachers.GNMax(sigma=0.5),
             queries=ap.Public(QUERIES[:1]),
             budget=ap.Budget(epsilon=50.0, delta=1e-5, unit=ap.Record()),
-            groups=None,
         )
     assert taught.student is None
     assert taught.student_accuracy is None
 
 
-UNEQUAL = ap.Budget.of_groups({"a": (1.0, 0.98), "b": (50.0, 0.02)}, delta=1e-5, unit=ap.Record())
+UNEQUAL = ap.Budget.of_groups({"a": (1.0, 0.98), "b": (50.0, 0.02)}, delta=1e-5, unit=ap.Record(), labels=["a"] * 60)
+
+
+def labelled(labels, unit=None):
+    return ap.Budget.of_groups(SHARES, delta=1e-5, unit=unit or ap.Record(), labels=labels)
 
 
 @pytest.mark.parametrize(
@@ -194,18 +204,19 @@ UNEQUAL = ap.Budget.of_groups({"a": (1.0, 0.98), "b": (50.0, 0.02)}, delta=1e-5,
         ({"teachers": 2}, "teachers=2: there are 3 groups"),
         ({"teachers": 0}, "teachers=0"),
         (
-            {"budget": UNEQUAL, "groups": ["a"] * 60, "variant": ap.teachers.Upsampling(most_copies=50), "teachers": 2},
+            {"budget": UNEQUAL, "variant": ap.teachers.Upsampling(most_copies=50), "teachers": 2},
             "copied to 50 different teachers, and there are 4",
         ),
         ({"variant": "weighting"}, "variant='str'"),
         ({"aggregation": "gnmax"}, "aggregation='str'"),
         ({"fit": 3}, "fit='int'"),
         ({"aggregation": ap.teachers.GNMax(sigma=0.1)}, "not even one query fits"),
-        ({"groups": [0] * 59}, "groups=59: it needs one entry for each record"),
-        ({"groups": None}, "nobody said who is in which"),
-        ({"groups": ["strict"] * 59 + ["lose"]}, "groups='lose': the budget has no such group"),
-        ({"groups": [0] * 59 + [3]}, "groups=3: the budget has no such group"),
-        ({"ids": [1, 2]}, "ids=2: it needs one entry"),
+        ({"budget": labelled([0] * 59)}, "labels='list': it must have one entry for each record"),
+        ({"budget": labelled(None)}, "the budget has groups, and who is in which must be declared"),
+        ({"budget": labelled(["strict"] * 59 + ["lose"])}, "labels=['lose']: no group of the budget is called so"),
+        ({"budget": labelled([0] * 59 + [3])}, "labels=['3']: no group of the budget is called so"),
+        ({"budget": labelled([0] * 60, unit=ap.User())}, "unit.ids=None"),
+        ({"ids": [1, 2]}, "ids='list': it must have one entry for each record"),
         ({"queries": QUERIES}, "queries='Tensor': a score on private records"),
         ({"queries": ap.Public((QUERIES, QUERIES[:, 0]))}, "its rows have the shapes"),
         ({"queries": ap.Public("words")}, "it holds no inputs"),

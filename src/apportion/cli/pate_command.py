@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apportion.budget import UNITS, Budget, Group, Public
+from apportion.budget import UNITS, Budget, Group, Public, Record, Unit, User
 from apportion.cli import options
 from apportion.cli.options import option
 from apportion.cli.output import print_lines, screen, working_in
@@ -38,7 +38,9 @@ class Options:
     )
     labels: Path = option("A text file with the group of each record, one a line. Public.", "for benchmarks by a hash")
     delta: float = option("δ, below 1/population.", f"for benchmarks {BENCHMARK_DELTA:g}")
-    unit: str = option("Whom the guarantee protects: record.", "for benchmarks record")
+    unit: str = option(
+        "Whom the guarantee protects: record, or user (of mnist: who wrote it).", "for benchmarks record"
+    )
     classes: int = option("Number of classes, for your own data.", "known for built-in data")
     teachers: int = option("How many.", "50; of mnist 250")
     queries: int = option(
@@ -96,7 +98,7 @@ def pate(
     settings = _settings(said, budget, data_dir)
     storage = Storage(folder, ledger=said.get("ledger"), resume=resume)
     with working_in(folder, lambda: f"go on with the same command and --out {folder} --resume"):
-        taught = run_pate(budget=budget, storage=storage, progress=True, **settings)
+        taught = run_pate(storage=storage, progress=True, **settings)
     _show(taught, folder, as_json=as_json)
 
 
@@ -109,8 +111,8 @@ def _budget(said: dict[str, Any]) -> Budget:
                 reason = "it is a decision about people and has no default"
                 raise InvalidArgument(name, None, reason, f"Pass for example --{name} {example}")
     groups = [_parse_group(number, text) for number, text in enumerate(listed or BENCHMARK_GROUPS, start=1)]
-    unit = UNITS[known("unit", said.get("unit", "record"), UNITS)]()
-    return Budget.of_groups(groups, delta=said.get("delta", BENCHMARK_DELTA), unit=unit)
+    known("unit", said.get("unit", Record.name), UNITS)
+    return Budget.of_groups(groups, delta=said.get("delta", BENCHMARK_DELTA), unit=Record())
 
 
 def _parse_group(number: int, text: str) -> Group:
@@ -136,10 +138,10 @@ def _settings(said: dict[str, Any], budget: Budget, data_dir: Path | None) -> di
     classes = said.get("classes", None if shapes is None else shapes.classes)
     return {
         "data": train,
+        "budget": replace(budget, unit=_unit(said, shapes), labels=_labels(said, budget, train, shapes)),
         "queries": asked,
         "evaluate": rest,
         "classes": classes,
-        "groups": _groups(said, budget, train),
         "teachers": said.get("teachers", teachers),
         "teacher": by_name("teacher", said.get("teacher", "logistic"), shapes),
         "student": by_name("student", said.get("student", "svm"), shapes),
@@ -180,9 +182,20 @@ def _split(test: Public, queries: int) -> tuple[Public, Public]:
     return Public(asked), Public(records.batch(np.arange(queries, len(records))))
 
 
-def _groups(said: dict[str, Any], budget: Budget, train: Any) -> list[str] | None:
+def _unit(said: dict[str, Any], data: Any) -> Unit:
+    """A record; or a user, of data that says whose each record is."""
+    if said.get("unit", Record.name) == Record.name:
+        return Record()
+    writers = getattr(data, "writers", None)
+    if writers is None:
+        reason = "this data does not say whose each record is"
+        raise InvalidArgument("unit", said["unit"], reason, "Use record here, or apportion.User(ids) in a program")
+    return User(ids=writers.tolist())
+
+
+def _labels(said: dict[str, Any], budget: Budget, train: Any, data: Any) -> list[str] | None:
     from apportion.curator.records import as_records
-    from apportion.teachers.partition import spread_groups
+    from apportion.teachers.partition import People, spread_groups
 
     if (path := said.get("labels")) is not None:
         try:
@@ -192,8 +205,9 @@ def _groups(said: dict[str, Any], budget: Budget, train: Any) -> list[str] | Non
             raise InvalidArgument("labels", str(path), reason, "Check the path") from None
         return [line.strip() for line in text.splitlines()]
     if len(budget.groups) > 1 and said["data"] in KNOWN:
-        return spread_groups(as_records(train), budget.groups)
-    return None
+        people = People.of(as_records(train), Budget(epsilon=1.0, delta=budget.delta, unit=_unit(said, data)))
+        return spread_groups(map(people.content, range(len(people.groups))), budget.groups)
+    return [budget.groups[0].name] * len(as_records(train)) if len(budget.groups) == 1 else None
 
 
 def _variant(said: dict[str, Any]) -> Any:

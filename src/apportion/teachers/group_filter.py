@@ -104,12 +104,12 @@ class GroupFilter:
         self._spent = self._spent + self.cost(token)
         self.last = token
 
-    def epsilon(self, delta: float) -> float:
-        """The largest of the groups' budgets, at any δ that is no smaller than the declared one."""
+    def epsilon(self, delta: float, group: int | None = None) -> float:
+        """The budget of a group, or the largest of all, at any δ that is no smaller than the declared one."""
         if delta < self._budget.delta:
             reason = f"the filter guarantees its budgets at δ = {self._budget.delta:g} and larger ones only"
             raise InvalidArgument("delta", delta, reason, "Leave it out")
-        return self._budget.epsilon
+        return self._budget.epsilon if group is None else self._ensemble.groups[group].epsilon
 
     def spent_epsilon(self, group: int) -> float:
         """ε of what was charged to the group so far, never above its budget: δ(ε) = Φ(−ε/μ+μ/2) − e^ε·Φ(−ε/μ−μ/2) for μ² = Σμ_i²."""

@@ -1,23 +1,26 @@
 """Who teaches whom: by a keyed hash of the record itself, never by its place among the others.
 
 A shuffle would move many records to other teachers when one is added; then one record would change many votes. Here a record's teachers
-follow from the record (its content, or an id of its own), its group and the key of the run.
+follow from the record (its content, an id of its own, or its owner), its group and the key of the run.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apportion.budget import Group
+from apportion.budget import Budget, Group, User
 from apportion.curator.foreign_code import contain_errors, watch_signals
+from apportion.curator.owners import owners_of, select
 from apportion.curator.randomness import KEY_BYTES, Stream
 from apportion.curator.records import Records
 from apportion.curator.tree import tensor_leaves
+from apportion.errors import InvalidArgument
 from apportion.teachers.ensemble import Ensemble
 
 
@@ -29,24 +32,62 @@ def choose_teachers(content: bytes, group: int, ensemble: Ensemble, key: bytes) 
     return [int(seat) for seat in seats[order[: ensemble.copies[group]]]]
 
 
-def divide_records(
-    records: Records, groups: NDArray[np.int64], ensemble: Ensemble, key: bytes, ids: Sequence[Any] | None = None
-) -> list[NDArray[np.int64]]:
+@dataclass(frozen=True, eq=False)
+class People:
+    """Whose records they are.
+
+    Args:
+        records: of everybody.
+        used: the indices of those that are learned from: of a user at most k_max.
+        groups: for each record the number of its group.
+        ids: for each record what chooses its teachers; its content if there are none.
+    """
+
+    records: Records
+    used: NDArray[np.int64]
+    groups: NDArray[np.int64]
+    ids: Sequence[Any] | None = None
+
+    @classmethod
+    def of(cls, records: Records, budget: Budget, ids: Sequence[Any] | None = None) -> People:
+        """As the budget says. All records of a user have the same teachers, so that the user moves no more votes than one record would."""
+        unit = budget.unit
+        if isinstance(unit, User):
+            if ids is not None:
+                fix = "Leave it out, or use unit=apportion.Record()"
+                raise InvalidArgument(
+                    "ids", type(ids).__name__, "the user whose record it is chooses its teachers", fix
+                )
+            budget = replace(budget, unit=replace(unit, coins="user"))
+            ids = select(records, "unit.ids", unit.ids, "whose each record is must be known to protect users")
+        elif ids is not None:
+            ids = select(records, "ids", ids, "it is what chooses the teachers of a record")
+        owners, every = owners_of(records, budget), np.arange(len(records))
+        groups = np.zeros(len(records), dtype=np.int64)
+        if owners.coin_groups is not None:
+            groups = owners.coin_groups[owners.owner(every)]
+        return cls(records, owners.records_of(np.arange(owners.coins)), groups, ids)
+
+    def content(self, index: int) -> bytes:
+        """What chooses the teachers of a record."""
+        return record_content(self.records, index) if self.ids is None else repr(self.ids[index]).encode()
+
+
+def divide_records(people: People, ensemble: Ensemble, key: bytes) -> list[NDArray[np.int64]]:
     """For each teacher the indices of its records. One that cannot be read has no teacher."""
     parts: list[list[int]] = [[] for _ in range(ensemble.teachers)]
     with watch_signals():
-        for index, group in enumerate(groups):
+        for index in sorted(people.used.tolist()):
             with contain_errors():
-                content = _content(records, index) if ids is None else repr(ids[index]).encode()
-                for teacher in choose_teachers(content, int(group), ensemble, key):
+                for teacher in choose_teachers(people.content(index), int(people.groups[index]), ensemble, key):
                     parts[teacher].append(index)
     return [np.array(part, dtype=np.int64) for part in parts]
 
 
-def spread_groups(records: Records, groups: Sequence[Group]) -> list[str]:
-    """Groups for a benchmark, whose people nobody asked: each record's own hash chooses, in proportion to the shares."""
+def spread_groups(contents: Iterable[bytes], groups: Sequence[Group]) -> list[str]:
+    """Groups for a benchmark, whose people nobody asked: a hash of each record, or of its owner, chooses in proportion to the shares."""
     edges = np.cumsum([group.share for group in groups])
-    places = [_place(_content(records, index)) * edges[-1] for index in range(len(records))]
+    places = [_place(content) * edges[-1] for content in contents]
     return [groups[int(np.searchsorted(edges[:-1], place, side="right"))].name for place in places]
 
 
@@ -55,6 +96,7 @@ def _place(content: bytes) -> float:
     return int.from_bytes(hashlib.blake2b(content, digest_size=6).digest(), "big") / 2**48
 
 
-def _content(records: Records, index: int) -> bytes:
+def record_content(records: Records, index: int) -> bytes:
+    """The bytes of a record."""
     leaves = tensor_leaves(records.batch(np.array([index])))
     return b"".join(leaf.contiguous().cpu().numpy().tobytes() for leaf in leaves)

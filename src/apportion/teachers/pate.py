@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from apportion import validate
 from apportion.budget import Budget, Public, require_budget
@@ -25,7 +24,7 @@ from apportion.teachers.ballot_box import BallotBox
 from apportion.teachers.ensemble import Ensemble, groups_of
 from apportion.teachers.group_filter import GroupFilter, query_of
 from apportion.teachers.keeping import Books, opened_books
-from apportion.teachers.partition import divide_records
+from apportion.teachers.partition import People, divide_records
 from apportion.teachers.showing import show_progress
 from apportion.teachers.taught import Taught, spending, state
 from apportion.teachers.teaching import (
@@ -50,9 +49,7 @@ PROBED = 4
 class _Task:
     """All that was decided before a record was read."""
 
-    records: Records
-    members: NDArray[np.int64]
-    ids: Sequence[Any] | None
+    people: People
     budget: Budget
     ensemble: Ensemble
     variant: Variant
@@ -72,7 +69,6 @@ def pate(
     teacher: Factory,
     student: Factory | None = None,
     teachers: int = 50,
-    groups: Sequence[Any] | None = None,
     variant: Upsampling | Weighting | Vanishing | None = None,
     aggregation: Aggregation | None = None,
     ids: Sequence[Any] | None = None,
@@ -92,12 +88,13 @@ def pate(
 
     Args:
         data: a pair (inputs, classes) of tensors or arrays, or a map-style Dataset of such pairs.
-        budget: (ε, δ), or with groups `apportion.Budget.of_groups({"strict": (5.0, 0.4), "loose": (12.0, 0.6)}, ...)`.
+        budget: (ε, δ), or with groups `apportion.Budget.of_groups({"strict": (5.0, 0.4), "loose": (12.0, 0.6)}, labels=..., ...)`,
+            where labels give for each record the name of its group, or its number. With the unit `User` all records of a user have the
+            same teachers.
         queries: `Public(inputs)`: unlabelled public inputs, asked in their order.
         classes: declared number of classes.
         teacher, student: make an untrained torch model or scikit-learn estimator; the student is by default made as a teacher is.
         teachers: how many. `Upsampling` multiplies it by the mean number of copies.
-        groups: for each record the name of its group, or its number in the budget's order. Public.
         variant: how larger budgets are used: `apportion.teachers.Weighting()` (default), `Upsampling()` or `Vanishing()`.
         aggregation: `apportion.teachers.GNMax()` (default) or `ConfidentGNMax()`.
         ids: for each record an id of its own, by which its teachers are chosen; by default its content.
@@ -127,11 +124,11 @@ def pate(
     """
     storage, fit, randomness = storage or Storage(), fit or Fit(), Randomness.choose(seed)
     task = _prepare(
-        data, budget, queries, classes, teacher, teachers, groups, variant, aggregation, ids, fit, processes, progress
+        data, budget, queries, classes, teacher, teachers, variant, aggregation, ids, fit, processes, progress
     )
     student = student or teacher
     _probe("student", student, task.lesson)
-    test = None if evaluate is None else _read_test(evaluate, task.records)
+    test = None if evaluate is None else _read_test(evaluate, task.people.records)
     rule = GroupFilter(budget, task.ensemble, task.mechanism, task.asked)
     _require_one_query(rule)
     configuration = {"terms": rule.terms, "classes": classes, "queries": _digest(task.lesson.queries)}
@@ -154,7 +151,6 @@ def _prepare(
     classes: int,
     teacher: Factory,
     teachers: int,
-    groups: Sequence[Any] | None,
     variant: Variant | None,
     aggregation: Aggregation | None,
     ids: Sequence[Any] | None,
@@ -184,9 +180,7 @@ def _prepare(
     _probe("teacher", teacher, lesson)
     workers = (os.cpu_count() or 1) if processes is None else processes
     return _Task(
-        records=records,
-        members=_read_groups(groups, [group.name for group in known], len(records)),
-        ids=_require_length("ids", ids, len(records)),
+        people=People.of(records, budget, ids),
         budget=budget,
         ensemble=ensemble,
         variant=variant,
@@ -254,29 +248,6 @@ def _read_test(evaluate: object, records: Records) -> tuple[Any, torch.Tensor]:
     return pair
 
 
-def _read_groups(groups: Sequence[Any] | None, names: list[str], records: int) -> NDArray[np.int64]:
-    """For each record the number of its group. Names and numbers are public, so a message may show them."""
-    if groups is None:
-        if len(names) > 1:
-            reason = "the budget has groups, and nobody said who is in which"
-            raise InvalidArgument("groups", None, reason, "Pass for each record the name of its group")
-        return np.zeros(records, dtype=np.int64)
-    _require_length("groups", groups, records)
-    listed = np.asarray(groups).tolist()
-    places = {name: number for number, name in enumerate(names)} | {number: number for number in range(len(names))}
-    for unknown in (one for one in listed if isinstance(one, bool) or one not in places):
-        fix = f"Choose from: {', '.join(names)}"
-        raise InvalidArgument("groups", unknown, "the budget has no such group", fix)
-    return np.array([places[one] for one in listed], dtype=np.int64)
-
-
-def _require_length(argument: str, values: Sequence[Any] | None, records: int) -> Sequence[Any] | None:
-    if values is not None and (not hasattr(values, "__len__") or len(values) != records):
-        size = len(values) if hasattr(values, "__len__") else type(values).__name__
-        raise InvalidArgument(argument, size, "it needs one entry for each record", "Pass one for each row of the data")
-    return values
-
-
 def _require_kind(argument: str, value: object, kinds: tuple[type, ...], example: str) -> None:
     if not isinstance(value, kinds):
         raise InvalidArgument(argument, type(value).__name__, "it is of another kind", f"Pass {example}")
@@ -308,10 +279,10 @@ def _digest(inputs: Any) -> str:
 def _train_teachers(task: _Task, randomness: Randomness) -> Classes:
     """All votes for all queries. They stay inside."""
     key = randomness.next_draw().model.words(4).tobytes()
-    parts = divide_records(task.records, task.members, task.ensemble, key, task.ids)
+    parts = divide_records(task.people, task.ensemble, key)
     seeds = [_seed(key, teacher) for teacher in range(len(parts))]
     with show_progress("teachers", len(parts), task.progress) as show:
-        readers: list[Callable[[], Any]] = [partial(task.records.batch, part) for part in parts]
+        readers: list[Callable[[], Any]] = [partial(task.people.records.batch, part) for part in parts]
         return collect_votes(task.lesson, readers, seeds, task.processes, lambda: show(""))
 
 
