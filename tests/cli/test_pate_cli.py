@@ -21,6 +21,11 @@ def test_digits_as_a_script_runs_it(apportion, tmp_path):
     assert "strict  ε = " in err
     for file in ("public/answers.jsonl", "public/privacy.md", "secret/ledger.sqlite", "secret/votes.npy"):
         assert (tmp_path / "r" / file).exists(), file
+    code, out, err = apportion("account", "r", "--json")
+    assert code == 0, err
+    checked = json.loads(out.strip().splitlines()[-1])
+    assert checked["guarantee"] == 12
+    assert checked["stated"] == pytest.approx(max(one["epsilon"] for one in found["groups"]))
     again = apportion("pate", *QUICK, "--sigma", "30", "--out", "r", "--json", "--resume")
     assert json.loads(again[1].strip().splitlines()[-1]) == found
 
@@ -46,7 +51,8 @@ def test_digits_as_a_script_runs_it(apportion, tmp_path):
     ],
 )
 def test_variants_and_models_by_name(apportion, chosen):
-    code, out, err = apportion("pate", *QUICK, *chosen, "--seed", "0", "--json")
+    code, out, err = apportion("pate", *QUICK, *chosen, "--seed", "0", "--json", "--out", "r")
+    assert apportion("account", "r")[0] == 0, "the statement and the ledger do not agree"
     found = json.loads(out.strip().splitlines()[-1])
     assert code == 0, err
     assert found["private"] is False

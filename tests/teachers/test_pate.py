@@ -42,7 +42,6 @@ def run(three, people):
             "student": logistic,
             "teachers": 12,
             "evaluate": ap.Public((TEST, (TEST[:, 0] > 0).long())),
-            "processes": 1,
         }
         return ap.pate(**settings | changed)
 
@@ -83,7 +82,6 @@ def test_digits_are_learned_within_budgets_of_5_8_and_12(digits, variant):
         teachers=50,
         variant=variant,
         evaluate=ap.Public((inputs[250:], classes[250:])),
-        processes=1,
         seed=1,
     )
     assert taught.queries_answered == 250
@@ -110,6 +108,7 @@ def test_mnist_is_learned_by_250_teachers():
         student=svm,
         teachers=250,
         evaluate=ap.Public((inputs[1000:], classes[1000:])),
+        processes=2,
     )
     assert taught.student_accuracy > 0.85
 
@@ -125,6 +124,7 @@ def test_a_small_run_says_what_it_did(run, three, variant):
     assert taught.epsilon() == max(one.epsilon for one in taught.groups)
     assert taught.epsilon("strict") == taught.groups[0].epsilon
     assert json.loads(json.dumps(facts))["charges"] == 30
+    assert facts["epsilon_spent"] <= facts["epsilon"] == 5.0
     assert "30 of 30 queries answered" in repr(taught)
 
 

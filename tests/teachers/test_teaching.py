@@ -1,6 +1,8 @@
 """Teachers see their own part, fail silently, and leave no trace."""
 
 import random
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -105,3 +107,13 @@ def test_a_teacher_that_ends_its_process_takes_no_other_with_it():
     votes = votes_of(Ending, parts(5, marked={1}), processes=2)
     assert (votes[1] == FALLBACK).all()
     assert (np.delete(votes, 1, axis=0) == 1).all()
+
+
+@pytest.mark.slow
+def test_a_teacher_that_other_processes_cannot_import_is_trained_here(monkeypatch):
+    """Not that all would vote for the fixed class, and nobody would know why."""
+    module = types.ModuleType("known_here_only")
+    module.Here = type("Here", (Constant,), {"__module__": "known_here_only"})
+    monkeypatch.setitem(sys.modules, "known_here_only", module)
+    assert (votes_of(module.Here, parts(3), processes=2) == 1).all()
+    assert (votes_of(lambda: Constant(), parts(3), processes=2) == 1).all()

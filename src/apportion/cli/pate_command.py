@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -148,7 +149,7 @@ def _settings(said: dict[str, Any], budget: Budget, data_dir: Path | None) -> di
         "variant": _variant(said),
         "aggregation": _aggregation(said),
         "fit": Fit(**_given(said, "epochs")),
-        "processes": said.get("processes"),
+        "processes": said.get("processes", os.cpu_count() or 1),
         "seed": said.get("seed"),
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,7 +73,7 @@ def pate(
     ids: Sequence[Any] | None = None,
     evaluate: Public | None = None,
     fit: Fit | None = None,
-    processes: int | None = None,
+    processes: int = 1,
     seed: int | None = None,
     storage: Storage | None = None,
     progress: bool | None = None,
@@ -100,7 +99,8 @@ def pate(
         ids: for each record an id of its own, by which its teachers are chosen; by default its content.
         evaluate: `Public((inputs, classes))`, on which the student's accuracy is measured.
         fit: how torch models are trained.
-        processes: teachers trained at a time; by default one for each core, if `teacher` can be sent to other processes.
+        processes: teachers trained at a time. More than one need a `teacher` that can be sent to other processes (a function at the top of
+            a module) and a program that may be imported by them (`if __name__ == "__main__":`); otherwise they are trained here.
         seed: for tests and experiments only. The run is then reproducible and *not private*.
         storage: the run folder, the ledger of the data set (with the rule sum), and whether to go on with a run that crashed.
         progress: shown by default only in a terminal.
@@ -118,7 +118,7 @@ def pate(
         >>> x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
         >>> budget = ap.Budget(epsilon=5.0, delta=1e-5, unit=ap.Record())
         >>> taught = ap.pate((x[:300], (x[:300, 0] > 0).long()), budget, queries=ap.Public(x[300:]), classes=2,
-        ...                  teacher=LogisticRegression, teachers=20, processes=1)
+        ...                  teacher=LogisticRegression, teachers=20)
         >>> taught.queries_answered, taught.groups[0].epsilon <= 5.0
         (100, True)
     """
@@ -155,7 +155,7 @@ def _prepare(
     aggregation: Aggregation | None,
     ids: Sequence[Any] | None,
     fit: Fit,
-    processes: int | None,
+    processes: int,
     progress: bool | None,
 ) -> _Task:
     """Refuse whatever is invalid, and fix all that prices a query."""
@@ -178,7 +178,6 @@ def _prepare(
     number = len(tensor_leaves(inputs)[0])
     lesson = Lesson(teacher, inputs, count, fit)
     _probe("teacher", teacher, lesson)
-    workers = (os.cpu_count() or 1) if processes is None else processes
     return _Task(
         people=People.of(records, budget, ids),
         budget=budget,
@@ -187,7 +186,7 @@ def _prepare(
         mechanism=aggregation.mechanism(ensemble, budget.delta, number, asked),
         lesson=lesson,
         asked=number,
-        processes=validate.whole("processes", workers, "it is a number of processes", "Try processes=1"),
+        processes=validate.whole("processes", processes, "it is a number of processes", "Try processes=1"),
         progress=progress,
     )
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from apportion.accounting.account import Account
+from apportion.accounting.gaussian import gaussian_epsilon
 from apportion.budget import Budget
 from apportion.curator.randomness import KEY_STREAM
 from apportion.teachers.aggregation import Mechanism
@@ -108,6 +110,8 @@ def state(
         "private": private,
         "why_not_private": None if private else "a fixed seed was used: whoever knows it knows the noise",
         "method": "PATE: teachers on disjoint parts, noisy votes, a student on public inputs",
+        "epsilon": budget.epsilon,
+        "epsilon_spent": _price_of_charges(account),
         "delta": budget.delta,
         "unit": budget.unit.name,
         "neighbours": budget.unit.neighbours,
@@ -127,6 +131,13 @@ def state(
         "not_covered": [*not_covered, TEACHERS, LABELS],
         "versions": package_versions(),
     }
+
+
+def _price_of_charges(account: Account) -> float:
+    """ε of what the ledger holds: for those who could move the most votes in each query."""
+    counts = {} if account.run is None else account.ledger.counts(account.run)
+    squared = math.fsum(count / event.noise_multiplier**2 for event, count in counts.items())
+    return gaussian_epsilon(math.sqrt(squared), account.budget.delta)
 
 
 def as_page(facts: Mapping[str, Any]) -> str:

@@ -149,23 +149,49 @@ def collect_votes(
 
     Args:
         parts: make the records of a teacher when its turn comes.
-        processes: how many teachers are trained at a time; 1, or a lesson that cannot be sent, trains them here.
+        processes: how many teachers are trained at a time; with 1, or a lesson that cannot be sent, they are trained here.
         show: is called after each teacher.
     """
-    votes: list[Classes] = []
-    if processes == 1 or not _can_be_sent(lesson):
-        for part, seed in zip(parts, seeds, strict=True):
-            votes.append(lesson(_read(part), seed))
-            show()
-        return np.stack(votes)
-    with process_pool(processes, _begin_worker, lesson) as pool:
-        waiting: list[Future[Classes] | None] = []
-        for number in range(len(parts)):
-            waiting += _sent(pool, parts, seeds, range(len(waiting), min(number + 2 * processes, len(parts))))
-            votes.append(_received(waiting[number], lesson, parts[number], seeds[number]))
-            waiting[number] = None
-            show()
+    if processes > 1 and _can_be_sent(lesson):
+        with process_pool(processes, _begin_worker, lesson) as pool:
+            if _is_ready(pool):
+                return _collect(pool, lesson, parts, seeds, 2 * processes, show)
+    votes = []
+    for part, seed in zip(parts, seeds, strict=True):
+        votes.append(lesson(_read(part), seed))
+        show()
     return np.stack(votes)
+
+
+def _collect(
+    pool: ProcessPoolExecutor,
+    lesson: Lesson,
+    parts: Sequence[Callable[[], Part]],
+    seeds: Sequence[int],
+    ahead: int,
+    show: Callable[[], None],
+) -> Classes:
+    """The same from other processes; `ahead` parts are sent before they are needed, not all of them."""
+    votes: list[Classes] = []
+    waiting: list[Future[Classes] | None] = []
+    for number in range(len(parts)):
+        waiting += _sent(pool, parts, seeds, range(len(waiting), min(number + ahead, len(parts))))
+        votes.append(_received(waiting[number], lesson, parts[number], seeds[number]))
+        waiting[number] = None
+        show()
+    return np.stack(votes)
+
+
+def _is_ready(pool: ProcessPoolExecutor) -> bool:
+    """Whether its processes know the lesson. If they cannot import it, which says nothing about a record, teachers are trained here."""
+    try:
+        return pool.submit(_knows_lesson).result()
+    except BrokenProcessPool:
+        return False
+
+
+def _knows_lesson() -> bool:
+    return _lesson is not None
 
 
 def _sent(
