@@ -229,6 +229,7 @@ def labelled(labels, unit=None):
         ({"data": (TEST, TEST[:, 0])}, "teachers vote for classes"),
         ({"budget": 3.0}, "it is not a Budget"),
         ({"storage": ap.Storage("made", recovery="exact")}, "recovery='exact'"),
+        ({"storage": "made"}, "storage='str'"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_trained_or_charged(run, changed, message, tmp_path, monkeypatch):

@@ -123,6 +123,7 @@ def pate(
         (100, True)
     """
     storage, fit, randomness = storage or Storage(), fit or Fit(), Randomness.choose(seed)
+    _require_kind("storage", storage, (Storage,), 'apportion.Storage("runs/one")')
     task = _prepare(
         data, budget, queries, classes, teacher, teachers, variant, aggregation, ids, fit, processes, progress
     )
