@@ -7,7 +7,19 @@ import pkgutil
 
 import pytest
 
-from apportion import accounting, budget, clip, execution, noise, request, sampling, statistics, strategies, teachers, validate
+from apportion import (
+    accounting,
+    budget,
+    clip,
+    execution,
+    noise,
+    request,
+    sampling,
+    statistics,
+    strategies,
+    teachers,
+    validate,
+)
 from apportion.strategies.tempering import Temper
 
 ROOMS = (strategies, accounting, statistics, teachers)
