@@ -150,7 +150,11 @@ def test_it_stops_before_a_budget_is_exceeded(run):
     assert 0 < taught.queries_asked < 30
     assert all(one.epsilon <= one.budget for one in taught.groups)
     weights = [one["weight"] for one in taught.statement()["ensemble"]["groups"]]
-    more = [gaussian_epsilon((2 * (taught.queries_asked + 1)) ** 0.5 * weight / 7, 1e-5) for weight in weights]
+    paid, more = (
+        [gaussian_epsilon((2 * queries) ** 0.5 * weight / 7, 1e-5) for weight in weights]
+        for queries in (taught.queries_asked, taught.queries_asked + 1)
+    )
+    assert all(price <= one.budget for price, one in zip(paid, taught.groups, strict=True))
     assert any(price > one.budget for price, one in zip(more, taught.groups, strict=True)), "it stopped too early"
 
 
