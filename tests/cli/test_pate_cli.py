@@ -62,7 +62,7 @@ def test_variants_and_models_by_name(apportion, chosen):
 
 def test_labels_come_from_a_file(apportion, tmp_path):
     (tmp_path / "labels.txt").write_text("\n".join(["near", "far"] * 718 + ["far"]), encoding="utf-8")
-    groups = ["--group", "near:2:0.5", "--group", "far:4:0.5", "--labels", "labels.txt"]
+    groups = ["--group", "near:2:0.5", "--group", "far:4:0.5", "--group-labels", "labels.txt"]
     code, out, _ = apportion("pate", *QUICK, *groups)
     assert code == 0
     assert "near  ε = " in out
@@ -87,8 +87,8 @@ def test_labels_come_from_a_file(apportion, tmp_path):
         (["--data", "digits", "--aggregation", "lnmax"], "aggregation"),
         (["--data", "digits", "--teacher", "tree"], "there is no such model"),
         (["--data", "digits", "--unit", "person"], "unit"),
-        (["--data", "digits", "--unit", "user"], "does not say whose each record is"),
-        (["--data", "digits", "--labels", "none.txt"], "it cannot be read"),
+        (["--data", "digits", "--unit", "user"], "unit.ids=None"),
+        (["--data", "digits", "--group-labels", "none.txt"], "it cannot be read"),
         (["--data", "digits", "--resume"], "it must say where the run is"),
         (["--data", "mine:records"], "a decision about people"),
         ([], "there is nothing to learn from"),
@@ -127,7 +127,7 @@ def test_own_data_and_models(apportion, tmp_path, monkeypatch):
     declared = ["--group", "4:1", "--delta", "1e-5", "--unit", "record", "--epochs", "2", "--processes", "1"]
     code, out, err = apportion("pate", *mine, *declared, "--out", "mine", "--json")
     assert code == 0, err
-    assert json.loads(out.strip().splitlines()[-1])["groups"][0]["name"] == "group 1"
+    assert json.loads(out.strip().splitlines()[-1])["groups"][0]["name"] == "4"
     assert apportion("pate", *mine, *declared[2:])[0] == 2
 
 

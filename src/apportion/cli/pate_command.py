@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apportion.budget import UNITS, Budget, Group, Public, Record, Unit, User
+from apportion.budget import UNITS, Budget, Group, Public, Record, Selector, Unit, User
 from apportion.cli import options
 from apportion.cli.options import option
 from apportion.cli.output import print_lines, screen, working_in
@@ -28,7 +28,7 @@ _SIZES = {"digits": (50, 250), "mnist": (250, 1000)}
 _OTHERWISE = (50, 250)
 
 
-class Options:
+class Options(options.Owners):
     """What is said about a run."""
 
     data: options.Data
@@ -37,10 +37,9 @@ class Options:
         "for benchmarks " + ", ".join(BENCHMARK_GROUPS),
         metavar="[NAME:]EPSILON:SHARE",
     )
-    labels: Path = option("A text file with the group of each record, one a line. Public.", "for benchmarks by a hash")
     delta: float = option("δ, below 1/population.", f"for benchmarks {BENCHMARK_DELTA:g}")
     unit: str = option(
-        "Whom the guarantee protects: record, or user (of mnist: who wrote it).", "for benchmarks record"
+        "Whom the guarantee protects: record, or user (with --user-ids or --user-column).", "for benchmarks record"
     )
     classes: int = option("Number of classes, for your own data.", "known for built-in data")
     teachers: int = option("How many.", "50; of mnist 250")
@@ -111,21 +110,20 @@ def _budget(said: dict[str, Any]) -> Budget:
             if name not in said:
                 reason = "it is a decision about people and has no default"
                 raise InvalidArgument(name, None, reason, f"Pass for example --{name} {example}")
-    groups = [_parse_group(number, text) for number, text in enumerate(listed or BENCHMARK_GROUPS, start=1)]
+    groups = [_read_group(text) for text in listed or BENCHMARK_GROUPS]
     known("unit", said.get("unit", Record.name), UNITS)
     return Budget.of_groups(groups, delta=said.get("delta", BENCHMARK_DELTA), unit=Record())
 
 
-def _parse_group(number: int, text: str) -> Group:
-    """ "strict:5:0.34" or "5:0.34"; a group without a name is called by its place."""
-    *name, epsilon, share = text.rsplit(":", 2) if text.count(":") else ("", "")
+def _read_group(text: str) -> Group:
+    from pydantic import ValidationError
+
+    from apportion.compare.people import GroupChoice
+
     try:
-        return Group(name[0] if name else f"group {number}", float(epsilon), float(share))
-    except ValueError as error:
-        if isinstance(error, InvalidArgument):
-            raise
-        reason = "it is not of the form NAME:EPSILON:SHARE"
-        raise InvalidArgument("group", text, reason, "Try --group strict:5:0.34") from None
+        return GroupChoice.model_validate(text).group()
+    except ValidationError as error:
+        raise error.errors()[0]["ctx"]["error"] from None  # ours, which pydantic has wrapped
 
 
 def _settings(said: dict[str, Any], budget: Budget, data_dir: Path | None) -> dict[str, Any]:
@@ -183,32 +181,34 @@ def _split(test: Public, queries: int) -> tuple[Public, Public]:
     return Public(asked), Public(records.batch(np.arange(queries, len(records))))
 
 
+def _selector(said: dict[str, Any], file: str, column: str, data: Any) -> Selector | None:
+    """What tells something of every record: a file, or a column, which may be that of a benchmark's writers."""
+    from apportion.compare.people import read_entries
+
+    if file in said:
+        return read_entries(file, said[file])
+    if said.get(column) == "writers" and getattr(data, "writers", None) is not None:
+        writers: list[int] = data.writers.tolist()
+        return writers
+    name: str | None = said.get(column)
+    return int(name) if name is not None and name.isdecimal() else name
+
+
 def _unit(said: dict[str, Any], data: Any) -> Unit:
-    """A record; or a user, of data that says whose each record is."""
-    if said.get("unit", Record.name) == Record.name:
-        return Record()
-    writers = getattr(data, "writers", None)
-    if writers is None:
-        reason = "this data does not say whose each record is"
-        raise InvalidArgument("unit", said["unit"], reason, "Use record here, or apportion.User(ids) in a program")
-    return User(ids=writers.tolist())
+    ids = _selector(said, "user_ids", "user_column", data)
+    return User(ids=ids) if said.get("unit", Record.name) == User.name else Record()
 
 
-def _labels(said: dict[str, Any], budget: Budget, train: Any, data: Any) -> list[str] | None:
+def _labels(said: dict[str, Any], budget: Budget, train: Any, data: Any) -> Selector | None:
+    """As they were given; for one group, and for a benchmark whose people nobody asked, they follow."""
     from apportion.curator.records import as_records
     from apportion.teachers.partition import People, spread_groups
 
-    if (path := said.get("labels")) is not None:
-        try:
-            text: str = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = f"it cannot be read: {getattr(error, 'strerror', None) or 'it is not text in UTF-8'}"
-            raise InvalidArgument("labels", str(path), reason, "Check the path") from None
-        return [line.strip() for line in text.splitlines()]
-    if len(budget.groups) > 1 and said["data"] in KNOWN:
-        people = People.of(as_records(train), Budget(epsilon=1.0, delta=budget.delta, unit=_unit(said, data)))
-        return spread_groups(map(people.content, range(len(people.groups))), budget.groups)
-    return [budget.groups[0].name] * len(as_records(train)) if len(budget.groups) == 1 else None
+    given = _selector(said, "group_labels", "group_column", data)
+    if given is not None or (len(budget.groups) > 1 and said["data"] not in KNOWN):
+        return given
+    people = People.of(as_records(train), Budget(epsilon=1.0, delta=budget.delta, unit=_unit(said, data)))
+    return spread_groups(map(people.content, range(len(people.groups))), budget.groups)
 
 
 def _variant(said: dict[str, Any]) -> Any:
