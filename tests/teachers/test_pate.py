@@ -16,7 +16,7 @@ from apportion.accounting.gaussian import gaussian_epsilon
 from apportion.accounting.ledger import Ledger
 from apportion.accounting.run_filter import GaussianRuns, SumOfRuns
 from apportion.curator.records import as_records
-from apportion.errors import BudgetExhausted, DataNotFound, InvalidArgument
+from apportion.errors import BudgetExhausted, DataNotFound, InvalidArgument, TakenOver
 from apportion.teachers import pate as room
 from apportion.teachers.estimators import logistic, svm
 from apportion.teachers.keeping import Books
@@ -373,6 +373,24 @@ def test_an_older_copy_of_the_ledger_is_refused(run, crashing, tmp_path):
     with pytest.raises(InvalidArgument, match="an older copy"):
         run(storage=ap.Storage(folder, resume=True))
     assert Books.keep_answer is keep
+
+
+def test_a_second_process_is_stopped_at_the_first_charge_of_the_other(run, crashing, tmp_path, monkeypatch):
+    ledger, folder = limited(tmp_path / "people.sqlite", SumOfRuns), tmp_path / "run"
+    crashing(run, ap.Storage(folder, ledger=ledger))
+    shutil.copytree(folder, tmp_path / "copy")
+    keep, others = Books.keep_answer, []
+
+    def meanwhile(books, query, label):
+        if not others:
+            others.append(query)
+            run(storage=ap.Storage(tmp_path / "copy", ledger=ledger, resume=True))
+        keep(books, query, label)
+
+    monkeypatch.setattr(Books, "keep_answer", meanwhile)
+    with pytest.raises(TakenOver):
+        run(storage=ap.Storage(folder, ledger=ledger, resume=True))
+    assert charges(ledger) == list(range(2, 61, 2)), "a query was paid for twice or not at all"
 
 
 @pytest.mark.parametrize(
