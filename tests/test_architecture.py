@@ -36,7 +36,8 @@ MAY_IMPORT = {
     "search": CORE | {"data", "compare", ""},
     "statistics": CORE,
     "tuning": CORE | {"compare"},
-    "cli": CORE | {"audit", "data", "reporting", "compare", "search", "statistics", "tuning", ""},
+    "teachers": CORE | {"compare"},
+    "cli": CORE | {"audit", "data", "reporting", "compare", "search", "statistics", "tuning", "teachers", ""},
     "__main__": {"cli"},
 }
 WITHOUT_TORCH = FOUNDATION | {"accounting", "strategies", "sampling", "planning", "statistics"}

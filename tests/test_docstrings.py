@@ -7,10 +7,22 @@ import pkgutil
 
 import pytest
 
-from apportion import accounting, budget, clip, execution, noise, request, sampling, statistics, strategies, validate
+from apportion import (
+    accounting,
+    budget,
+    clip,
+    execution,
+    noise,
+    request,
+    sampling,
+    statistics,
+    strategies,
+    teachers,
+    validate,
+)
 from apportion.strategies.tempering import Temper
 
-ROOMS = (strategies, accounting, statistics)
+ROOMS = (strategies, accounting, statistics, teachers)
 STRATEGIES = [getattr(role, name) for role in (clip, noise) for name in role.__all__] + [Temper]
 
 

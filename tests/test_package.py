@@ -28,6 +28,7 @@ PARTS = (
     "noise",
     "recipes",
     "statistics",
+    "teachers",
     "update",
 )  # the modules among the exported names
 BARE = ("cli", "reporting", "data", "compare", "search")  # the rooms that may need an extra

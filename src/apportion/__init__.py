@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from apportion.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from apportion import accounting, audit, data, statistics
+    from apportion import accounting, audit, data, statistics, teachers
     from apportion.accounting.accountant import PrivacyLossAccountant
     from apportion.accounting.ledger import Ledger
     from apportion.budget import Budget, Group, Public, Record, User
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         Update,
         ValidatedNoise,
     )
+    from apportion.teachers.pate import pate
     from apportion.training.private import make_private
     from apportion.training.run import Run
     from apportion.training.storage import Storage
@@ -128,11 +129,13 @@ __all__ = [
     "fix",
     "make_private",
     "noise",
+    "pate",
     "people",
     "plan",
     "recipes",
     "report",
     "statistics",
+    "teachers",
     "temper",
     "train",
     "tune",
@@ -181,6 +184,8 @@ __getattr__, __dir__ = lazy_names(
             *("People", "SteeringUpdate", "Update", "ValidatedNoise"),
         ),
         "strategies.update": (".",),
+        "teachers": (".",),
+        "teachers.pate": ("pate",),
         "training.private": ("make_private",),
         "training.run": ("Run",),
         "training.storage": ("Storage",),

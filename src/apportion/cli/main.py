@@ -16,6 +16,7 @@ from apportion.cli import ledger_command as ledger
 from apportion.cli.account_command import account
 from apportion.cli.check_command import check
 from apportion.cli.compare_command import compare
+from apportion.cli.pate_command import pate
 from apportion.cli.plan_command import plan
 from apportion.cli.recipes_command import recipes
 from apportion.cli.report_command import report
@@ -34,7 +35,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _command in (train, compare, plan, search, tune, statistics, recipes, account, report, check):
+for _command in (train, compare, plan, search, tune, pate, statistics, recipes, account, report, check):
     app.command()(_command)
 for _name, _group in {"data": data, "ledger": ledger, "audit": audit}.items():
     app.add_typer(_group.app, name=_name)

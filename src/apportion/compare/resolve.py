@@ -38,22 +38,22 @@ def resolve(data_name: str, model_name: str | None, data_dir: Path | None = None
     """Load the data and find the model. Nothing is trained."""
     from apportion.compare import networks as models
 
-    if _is_own(data_name):
-        train, test = _own_data(data_name)
-        if model_name is None or not _is_own(model_name):
+    if is_own(data_name):
+        train, test = own_data(data_name)
+        if model_name is None or not is_own(model_name):
             reason = "built-in models do not know the shape of your own data"
             raise InvalidArgument("model", model_name, reason, "Pass --model module:function")
-        return Subject(data_name, model_name, train, test, None, partial(_own_model, model_name))
+        return Subject(data_name, model_name, train, test, None, partial(own_model, model_name))
     data: DataSet = data_room.load(data_name, data_dir)
     name = model_name or models.default_name(data)
-    build = partial(_own_model, name) if _is_own(name) else partial(models.build, name, data)
+    build = partial(own_model, name) if is_own(name) else partial(models.build, name, data)
     return Subject(data_name, name, data.train, data.test, data.population, build, data.writers)
 
 
 def load_model(model_name: str, data_name: str | None, data_dir: Path | None = None) -> nn.Module:
     """A fresh model by name; a built-in one needs data to know its inputs and classes."""
-    if _is_own(model_name):
-        return _own_model(model_name)
+    if is_own(model_name):
+        return own_model(model_name)
     return resolve(data_name or "digits", model_name, data_dir).build()
 
 
@@ -61,12 +61,12 @@ def load_example(model_name: str, data_name: str | None, data_dir: Path | None =
     """One record of the data with all values set to zero; `None` for an own model whose data was not named."""
     from apportion.curator.records import as_records
 
-    if data_name is None and _is_own(model_name):
+    if data_name is None and is_own(model_name):
         return None
     return as_records(resolve(data_name or "digits", model_name, data_dir).train).example
 
 
-def _is_own(name: str) -> bool:
+def is_own(name: str) -> bool:
     return ":" in name and not name.startswith("folder:")
 
 
@@ -89,7 +89,7 @@ def call_own(argument: str, name: str) -> Any:
         raise InvalidArgument(argument, name, reason, "It must work without arguments") from error
 
 
-def _own_model(name: str, activation: str | None = None) -> nn.Module:
+def own_model(name: str, activation: str | None = None) -> nn.Module:
     from torch import nn
 
     if activation is not None:
@@ -101,7 +101,7 @@ def _own_model(name: str, activation: str | None = None) -> nn.Module:
     return model
 
 
-def _own_data(name: str) -> tuple[Any, Public | None]:
+def own_data(name: str) -> tuple[Any, Public | None]:
     value = call_own("data", name)
     if isinstance(value, DataSet):
         return value.train, value.test
