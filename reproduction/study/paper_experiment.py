@@ -151,6 +151,17 @@ class Cell:
             "momentum": experiment.momentum if choice.momentum is None else choice.momentum,
             "micro_batch": experiment.micro_batch,
             "seed": self.seed,
+            **self._people(),
+        }
+
+    def _people(self) -> dict[str, Any]:
+        """Groups, users and what they get, where an experiment has them."""
+        experiment, people = self.experiment, self.choice.recipe().people
+        users = {name: getattr(experiment, name) for name in ("user_column", "k_max", "pooling", "coins")}
+        return {
+            **({} if people is None else {"people": describe(people)}),
+            **({"groups": [one.model_dump() for one in experiment.group]} if experiment.group else {}),
+            **({"users": users} if experiment.unit == "user" else {}),
         }
 
     @property

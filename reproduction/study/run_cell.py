@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from apportion.compare.comparison import run_recipe
 from apportion.compare.processes import one_thread
 from apportion.compare.resolve import resolve
+from apportion.planning import plan_steps
 from apportion.reporting.plan_page import plan_by_limit_theorem, plan_facts, plan_recipe
 from apportion.reporting.result import HistoryEntry, RunResult
 from apportion.training.versions import package_versions, source_commit
@@ -41,8 +45,19 @@ def _trained(cell: Cell, data_dir: Path | None) -> RunResult:
     plan = None
     if choice.calibrated_by == "clt":  # the noise of the limit theorem, at its true price
         plan = plan_by_limit_theorem(choice.recipe(), experiment.budget(), experiment.sampling())
+    elif experiment.group:
+        planned = plan_steps(choice.recipe(), experiment.budget(), experiment.sampling())
+        plan = planned.with_owners(labels=deal_groups([one.share for one in experiment.group], len(subject.train[1])))
     run = run_recipe(experiment, choice, subject, cell.seed, None, progress=False, probe=probe, plan=plan)
-    return run if run.target_epsilon is None else replace(run, target_epsilon=experiment.epsilon)
+    return replace(run, target_epsilon=experiment.epsilon) if run.target_epsilon and experiment.epsilon else run
+
+
+def deal_groups(shares: Sequence[float], records: int) -> list[int]:
+    """The number of the group of each record: dealt at random, the same in every run, in shares as close as whole numbers allow."""
+    ends = np.round(np.cumsum(shares) * records).astype(int)
+    groups = np.searchsorted(ends, np.arange(records), side="right")
+    dealt: list[int] = np.random.default_rng(0).permutation(groups).tolist()
+    return dealt
 
 
 def _priced(cell: Cell) -> RunResult:

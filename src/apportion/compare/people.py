@@ -100,7 +100,7 @@ class PeopleSettings(BaseModel):
     def own(self, plan: Plan, subject: Subject) -> Plan:
         """The plan with whose each record is, and in which group."""
         ids = labels = None
-        if plan.budget.groups:
+        if plan.budget.groups and plan.budget.labels is None:
             labels = _selector("group", self.group_labels, self.group_column, subject)
         if isinstance(plan.budget.unit, User):
             ids = _selector("user", self.user_ids, self.user_column, subject)
