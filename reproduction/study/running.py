@@ -100,7 +100,7 @@ def _without_data(cells: Sequence[Cell], data_dir: Path | None) -> dict[str, str
         except DataNotFound as error:
             found[name] = " ".join(str(error).split())
         else:
-            if held not in (None, declared):
+            if held not in (None, declared) and cell.experiment.unit != "user":
                 found[name] = f"{held:,} records are there, and the study is about {declared:,}"
     return found
 
