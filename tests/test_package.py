@@ -26,6 +26,7 @@ PARTS = (
     "clip",
     "data",
     "noise",
+    "people",
     "recipes",
     "statistics",
     "teachers",

@@ -557,9 +557,11 @@ def _read_budget(described: Mapping[str, Any]) -> Budget:
 def _filter_around(
     recipe: Recipe, budget: Budget, reference: Mapping[Event, float], steps: int, among: tuple[float, ...] = ORDERS
 ) -> Rule:
+    unsampled = all(event.sample_rate == 1 for event in reference)
     if isinstance(recipe.people, IndividualFilter):
-        return IndividualFilters(budget, steps, RenyiFilter.around(budget, reference, steps, among))
-    if all(event.sample_rate == 1 for event in reference):
+        each = GaussianFilter(budget) if unsampled else RenyiFilter.around(budget, reference, steps, among)
+        return IndividualFilters(budget, steps, each)
+    if unsampled:
         kind = ConcentratedFilter if isinstance(recipe.update, AskingUpdate) else GaussianFilter
         return kind(budget, steps)
     return RenyiFilter.around(budget, reference, steps, among)
@@ -590,7 +592,7 @@ def _plan_filter(recipe: Recipe, budget: Budget, sampling: Sampling, shape: Sequ
         )
     # Most orders are far from the best one and take most of the time: a few find its neighbourhood, and that the scale.
     rule, _ = chosen(_halve(lambda scale: affordable(scale, ORDERS[::_SPARSE]), *PRICED))
-    rule = rule.orders if isinstance(rule, IndividualFilters) else rule
+    rule = rule.each if isinstance(rule, IndividualFilters) else rule
     near = _orders_near(rule.best) if isinstance(rule, RenyiFilter) else ORDERS
     high = _halve(lambda scale: affordable(scale, near), *PRICED)
     if not affordable(high):  # the best order was not among them

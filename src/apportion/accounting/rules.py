@@ -111,7 +111,7 @@ def charge(rule: Rule, event: Event, step: int = 1) -> None:
 def fits(rule: Rule, events: Mapping[Event, float]) -> bool:
     """Whether a filter, from its beginning, allows all of `events`, in any order; that of a person in the worst case. Changes nothing."""
     if isinstance(rule, IndividualFilters):
-        rule = rule.orders
+        rule = rule.each
     if isinstance(rule, RenyiFilter):
         return rule.allows(events)
     assert isinstance(rule, _UnsampledFilter)
@@ -403,27 +403,27 @@ class RenyiFilter(_Filter):
 
 
 class IndividualFilters(_Filter):
-    """A Rényi filter for each person (`individual.py`), executed by the curator; here the declared number of steps is counted.
+    """A filter for each person (`individual_accounts.py`), executed by the curator; here the declared number of steps is counted.
 
     *Why it is valid.* Every person's own filter holds, whatever the others do. The number of steps is declared: a run that ended because
     nobody was left would tell so.
     """
 
-    name = "individual Rényi filters"
+    name = "individual filters"
     validity = (
         "individual filters: every person was charged at every step for a bound on that person's gradient that was set before the coins "
         "were tossed and enforced by clipping, and was left out of steps that would have exceeded the declared budget; the number of steps "
         "was declared in advance"
     )
 
-    def __init__(self, budget: Budget, steps: int, orders: RenyiFilter):
+    def __init__(self, budget: Budget, steps: int, each: RenyiFilter | GaussianFilter):
         super().__init__(budget, steps)
-        self.orders = orders
+        self.each = each
         """The filter that everybody begins with."""
 
     @property
     def terms(self) -> str:
-        return f"{self.name}, {self.steps} steps, {self.orders.terms}"
+        return f"{self.name}, {self.steps} steps, {self.each.terms}"
 
     def reset(self) -> None:
         self._charges = 0

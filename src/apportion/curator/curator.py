@@ -36,7 +36,7 @@ from apportion.curator.gradients.layer_use import full_precision
 from apportion.curator.gradients.losses import ForeignParameter, LossFunction
 from apportion.curator.gradients.module_state import StatelessLoss
 from apportion.curator.gradients.reference import trained_parameters
-from apportion.curator.individual import Floats, IndividualBounds, norm_ratios
+from apportion.curator.individual_bounds import Floats, IndividualBounds, norm_ratios
 from apportion.curator.mechanisms import Mechanisms
 from apportion.curator.owners import Numbers, Owners, RecordOwners, Weigh, pooling_weights
 from apportion.curator.pooling import NOBODY, pool

@@ -30,7 +30,7 @@ from apportion.strategies.roles import AskingUpdate, SteeringUpdate, ValidatedNo
 from apportion.training.checkpoint import Checkpoints, restored
 from apportion.training.exact import ExactCurator
 from apportion.training.folders import missing_folders, remove_empty
-from apportion.training.individual import individual_bounds, require_individual_fits
+from apportion.training.individual_runs import individual_bounds, require_individual_fits
 from apportion.training.optimizers import (
     require_momentum_free,
     require_plain_scheduler,

@@ -20,7 +20,7 @@ from apportion.planning import Plan
 from apportion.strategies.people import IndividualEstimate
 from apportion.training.checkpoint import explained, replace_file
 from apportion.training.history import Entry
-from apportion.training.individual import write_estimate
+from apportion.training.individual_runs import write_estimate
 from apportion.training.session import Session
 from apportion.training.statement import as_markdown, statement
 from apportion.training.storage import LEDGER

@@ -17,7 +17,7 @@ from apportion.budget import Public
 from apportion.curator.curator import Charges, Curator, StreamSource
 from apportion.curator.gradients.engine import Engine, EngineChoice
 from apportion.curator.gradients.reference import trained_parameters
-from apportion.curator.individual import IndividualBounds
+from apportion.curator.individual_bounds import IndividualBounds
 from apportion.curator.owners import Owners
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records

@@ -28,7 +28,7 @@ class Scale(Checked):
         >>> recipe = ap.Recipe(clip=ap.clip.Fixed(1.0), people=ap.people.Scale())
         >>> plan = ap.plan(recipe, budget=budget, population=60_000, batch_size=600, steps=1000)
         >>> [round(one.clip, 2) for one in plan.factors]
-        [0.61, 1.39]
+        [0.73, 1.27]
     """
 
     prefix = "people"

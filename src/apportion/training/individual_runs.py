@@ -6,12 +6,18 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apportion.accounting.individual import IndividualAccounts, make_levels
+from apportion.accounting.individual_accounts import (
+    GaussianMeasure,
+    IndividualAccounts,
+    Measure,
+    RenyiMeasure,
+    make_levels,
+)
 from apportion.accounting.renyi import ORDERS
-from apportion.accounting.rules import IndividualFilters
+from apportion.accounting.rules import IndividualFilters, RenyiFilter
 from apportion.budget import Record
 from apportion.curator.curator import Curator
-from apportion.curator.individual import IndividualBounds
+from apportion.curator.individual_bounds import IndividualBounds
 from apportion.errors import InvalidArgument
 from apportion.planning import Plan
 from apportion.strategies.people import IndividualEstimate, IndividualFilter
@@ -35,11 +41,17 @@ def individual_bounds(plan: Plan, records: int) -> IndividualBounds | None:
     if isinstance(people, IndividualFilter):
         rule = plan.rule()
         assert isinstance(rule, IndividualFilters)
-        allowed = rule.orders.allowances
-        accounts = IndividualAccounts(records, list(allowed), list(allowed.values()), make_levels(people.floor, LEVELS))
+        measure: Measure
+        if isinstance(rule.each, RenyiFilter):
+            measure, allowed = RenyiMeasure(tuple(rule.each.allowances)), list(rule.each.allowances.values())
+        else:
+            measure, allowed = GaussianMeasure(), [rule.each.total]
+        accounts = IndividualAccounts(records, measure, allowed, make_levels(people.floor, LEVELS))
         return IndividualBounds(accounts, people.refresh, people.margin, enforced=True)
     if isinstance(people, IndividualEstimate):
-        accounts = IndividualAccounts(records, _ESTIMATED_ORDERS, None, make_levels(people.floor, LEVELS))
+        unsampled = plan.tokens[0].sample_rate == 1
+        measure = GaussianMeasure() if unsampled else RenyiMeasure(_ESTIMATED_ORDERS)
+        accounts = IndividualAccounts(records, measure, None, make_levels(people.floor, LEVELS))
         return IndividualBounds(accounts, people.refresh, 1.0, enforced=False)
     return None
 

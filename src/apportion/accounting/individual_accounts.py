@@ -7,8 +7,8 @@ s_i·C, a bound on person i that is known before the coins are tossed and enforc
 *Why it is valid.* Fix person i and let D, D′ differ in that person alone. Whether i takes part in a step and with which s_i follows from
 i's own record and from released values; the same holds for everybody else, whose parts are therefore equal in D and D′ given what was
 released. So given the past, a step is the subsampled Gaussian (q, z/s_i) if i takes part, and the same distribution on D and D′ if not.
-That is a Rényi filter with i's own budget (`rules.py`), and its proof holds for every i at once: nothing about the others enters. It needs
-that all who take part are charged, drawn or not: to charge those who were drawn alone would tell who was, and amplification would be gone.
+That is a filter with i's own budget (`rules.py`), of Rényi orders or, without sampling, of μ², and its proof holds for every i at once:
+nothing about the others enters. It needs that all who take part are charged, drawn or not: to charge those who were drawn alone would tell who was, and amplification would be gone.
 (Feldman and Zrnic 2021; Koskela et al. 2023.)
 
 Everything here is secret: how much somebody has spent tells of the gradients of that person, and how many are left of everybody's.
@@ -16,14 +16,16 @@ Everything here is secret: how much somebody has spent tells of the gradients of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from apportion.accounting.gaussian import gaussian_epsilon
 from apportion.accounting.renyi import renyi_curve
+from apportion.errors import InvalidArgument
 from apportion.request import Event
 
 Floats = NDArray[np.float64]
@@ -35,21 +37,63 @@ def make_levels(floor: float, count: int) -> tuple[float, ...]:
     return (*map(float, steps), 1.0)
 
 
+class Measure(Protocol):
+    """How events are added up: numbers that a person's account holds, one for each Rényi order, or one."""
+
+    def cost(self, event: Event) -> Floats:
+        """What an event adds to each of them."""
+        ...
+
+    def epsilons(self, spent: Floats, delta: float) -> Floats:
+        """ε(δ) of what each person, a row, has spent."""
+        ...
+
+
+@dataclass(frozen=True)
+class RenyiMeasure:
+    """Rényi divergences at these orders."""
+
+    orders: tuple[float, ...]
+
+    def cost(self, event: Event) -> Floats:
+        return renyi_curve(event, self.orders)
+
+    def epsilons(self, spent: Floats, delta: float) -> Floats:
+        orders = np.array(self.orders)
+        conversion = np.log((orders - 1) / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+        found: Floats = np.maximum(0.0, (spent + conversion).min(axis=1))
+        return found
+
+
+@dataclass(frozen=True)
+class GaussianMeasure:
+    """μ², for steps on all records (q = 1): exact."""
+
+    def cost(self, event: Event) -> Floats:
+        if event.sample_rate != 1:
+            raise InvalidArgument("sample_rate", event.sample_rate, "μ² adds up without sampling only", "Use q = 1")
+        return np.array([event.noise_multiplier**-2])
+
+    def epsilons(self, spent: Floats, delta: float) -> Floats:
+        return np.array([gaussian_epsilon(math.sqrt(one), delta) if one else 0.0 for one in spent[:, 0].tolist()])
+
+
 class IndividualAccounts:
-    """Rényi accounts of many people.
+    """Accounts of many people.
 
     Args:
         people: how many there are.
-        orders: of the Rényi divergence.
-        allowed: for each order how much a person may spend; `None` to write down only, and leave nobody out.
+        measure: how events are added up.
+        allowed: for each of its numbers how much a person may spend; `None` to write down only, and leave nobody out.
         levels: the values that s may have, ascending, the last of them 1.
     """
 
-    def __init__(self, people: int, orders: Sequence[float], allowed: Sequence[float] | None, levels: Sequence[float]):
-        self._orders, self._levels = tuple(orders), np.array(levels)
+    def __init__(self, people: int, measure: Measure, allowed: Sequence[float] | None, levels: Sequence[float]):
+        self._measure, self._levels = measure, np.array(levels)
         self._allowed = None if allowed is None else np.array(allowed)
-        self._spent = np.zeros((people, len(orders)))
-        self._alive = np.ones((people, len(orders)), dtype=bool)
+        numbers = len(measure.cost(Event(1.0, 1.0)))
+        self._spent = np.zeros((people, numbers))
+        self._alive = np.ones((people, numbers), dtype=bool)
         if self._allowed is not None:
             self._alive &= self._allowed >= 0
         self._level = np.full(people, len(levels) - 1)  # until it is known better: the worst case
@@ -69,11 +113,11 @@ class IndividualAccounts:
     def charge(self, event: Event) -> NDArray[np.bool_]:
         """Charge everybody whose filter has room for `event`, by their own s. Returns who that is: only they may take part."""
         self.charges += 1
-        rates = {
-            level: renyi_curve(Event(event.sample_rate, event.noise_multiplier / level), self._orders)
-            for level in self._levels
-        }
-        would = self._spent + np.array([rates[level] for level in self._levels])[self._level]
+        costs = [
+            self._measure.cost(Event(event.sample_rate, event.noise_multiplier / level))
+            for level in self._levels.tolist()
+        ]
+        would = self._spent + np.array(costs)[self._level]
         if self._allowed is None:
             self._spent = would
             return np.ones(len(would), dtype=bool)
@@ -90,10 +134,7 @@ class IndividualAccounts:
 
     def epsilons(self, delta: float) -> Floats:
         """ε_i(δ) of what everybody has spent."""
-        orders = np.array(self._orders)
-        conversion = np.log((orders - 1) / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
-        found: Floats = np.maximum(0.0, (self._spent + conversion).min(axis=1))
-        return found
+        return self._measure.epsilons(self._spent, delta)
 
     def state(self) -> dict[str, Any]:
         """All that moves. Secret."""
