@@ -16,6 +16,7 @@ Everything here is secret: how much somebody has spent tells of the gradients of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
