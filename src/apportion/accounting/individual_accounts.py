@@ -8,7 +8,8 @@ s_i·C, a bound on person i that is known before the coins are tossed and enforc
 i's own record and from released values; the same holds for everybody else, whose parts are therefore equal in D and D′ given what was
 released. So given the past, a step is the subsampled Gaussian (q, z/s_i) if i takes part, and the same distribution on D and D′ if not.
 That is a filter with i's own budget (`rules.py`), of Rényi orders or, without sampling, of μ², and its proof holds for every i at once:
-nothing about the others enters. It needs that all who take part are charged, drawn or not: to charge those who were drawn alone would tell who was, and amplification would be gone.
+nothing about the others enters. It needs that all who take part are charged, drawn or not: to charge those who were drawn alone would tell
+who was, and amplification would be gone.
 (Feldman and Zrnic 2021; Koskela et al. 2023.)
 
 Everything here is secret: how much somebody has spent tells of the gradients of that person, and how many are left of everybody's.

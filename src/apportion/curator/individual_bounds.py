@@ -1,4 +1,4 @@
-"""Bounds and accounts of single people, where a run keeps them (`accounting/individual_accounts.py`). They leave the curator for secret/ only."""
+"""Bounds and accounts of single people, where a run keeps them (`accounting/individual_accounts.py`): secret, inside the curator."""
 
 from __future__ import annotations
 
