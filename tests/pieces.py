@@ -26,6 +26,7 @@ WORK = {
     "curator.gradients.rounding.MAX_FLOAT32_TERMS": 16,
     "curator.gradients.layer_use.CHUNK_NUMBERS": 64,
     "curator.mechanisms.NOISE_CHUNK_NUMBERS": 5,
+    "curator.owners.POOLED_NUMBERS": 1,
     "curator.randomness._CHUNK": 64,
     "curator.randomness._SPARE": 5,
     "curator.reader.MIN_PIECE_RECORDS": 2,
@@ -45,6 +46,7 @@ PRICES = {
 BOUNDS = {
     "accounting.buckets.MOST": 4,
     "accounting.grid._LARGEST": 256,
+    "accounting.group_calibration.COARSE": 2,
     "accounting.grid._SKETCHES": 2,
     "accounting.interpolation.EXACT": 3,
     "accounting.renyi._FEW": 2,
@@ -76,6 +78,7 @@ HARMLESS = {
     "accounting.accountant.LARGEST_GROUP": _LIMIT,
     "accounting.rules.LARGEST_MULTISET": _LIMIT,
     "accounting.calibration._ROUNDS": "of a search that raises when they are used up",
+    "accounting.group_calibration._ROUNDS": "of a search that keeps the last value that is not too large when they are used up",
     "accounting.run_filter._MOST_TERMS": "of a sum of probabilities, whose rest is added as a whole",
     "accounting.selection.MOST_TRIALS": _LIMIT,
     "accounting.selection.WORD": "bits of a random word, which is compared with exact sums",
@@ -97,6 +100,7 @@ HARMLESS = {
     "sampling.MOST_STEPS": _LIMIT,
 }
 HARMLESS_INSIDE = {
+    "training.individual_runs.write_estimate": "the permissions of files that are secret",
     "accounting.accountant._epsilon": "the cache, and how many nodes a group may have",
     "accounting.chain._code": "a mask of bits",
     "accounting.chain.new_file": "the rights of a file",

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from typing import Any
 
@@ -277,6 +277,7 @@ class Plan:
             f"{self.steps:,} steps{shortened}, {self.spare:,} spare; q = {sampling.sample_rate:.4g}, "
             f"{self.expected_batch_size:g} of {sampling.population:,} expected in a batch",
             *self._group_lines(),
+            *self._coin_lines(),
             f"{'step':>9}{'epoch':>8}{'noise z':>10}{'clip C':>10}{'ε so far':>10}",
         ]
         thresholds = self.thresholds()
@@ -286,6 +287,34 @@ class Plan:
                 f"{step:>9,}{epoch:>8,}{self.multipliers[step - 1]:>10.4g}{thresholds[step - 1]:>10.4g}{spent:>10.4f}"
             )
         return "\n".join(lines)
+
+    def coin_prices(self) -> Mapping[str, float]:
+        """z/B, the noise in thresholds for each user that is expected in a batch, with coins for users and with coins for records.
+
+        Both at the same rate q, and so with as many records in a batch, if users have about k_max of them. The smaller one is cheaper.
+        """
+        unit, rate = self.budget.unit, self.sampling.sample_rate
+        if not isinstance(unit, User) or unit.k_max is None or self.filtered or self.factors:
+            return {}
+        shape = [one / self.multipliers[0] for one in self.multipliers]
+        prices = {}
+        for coins, count in (("user", 1), ("record", unit.k_max)):
+            unit_rate = rate_of_any(rate, count)
+            solve = partial(calibrate, PrivacyLossAccountant(), shape, sample_rate=unit_rate)
+            scale = solve(epsilon=self.budget.epsilon, delta=self.budget.delta)
+            prices[coins] = scale / (unit_rate * self.sampling.population)
+        return prices
+
+    def _coin_lines(self) -> list[str]:
+        """Which kind of coins is cheaper."""
+        prices = self.coin_prices()
+        if not prices:
+            return []
+        cheaper = min(prices, key=prices.__getitem__)
+        shown = ", ".join(f"for {coins}s {price:.4g}" for coins, price in prices.items())
+        return [
+            f"noise for each user in a batch, in units of C, with coins {shown}: coins={cheaper!r} is cheaper if users have k_max records"
+        ]
 
     def _group_lines(self) -> list[str]:
         """What each group gets and pays."""
