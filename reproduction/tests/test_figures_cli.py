@@ -50,8 +50,8 @@ def test_fills_the_pages(draw, tmp_path, pages):
     invented_study("lin_table_2", tmp_path / "results")
     code, out, _ = draw("--pages", "--json")
     assert code == 0
-    assert json.loads(out)["pages"] == ["README.md", "results.md", "choosing.md"]
-    readme, results, choosing = (page.read_text(encoding="utf-8") for page in pages)
+    assert json.loads(out)["pages"] == ["README.md", "results.md", "choosing.md", "people.md"]
+    readme, results, choosing, _ = (page.read_text(encoding="utf-8") for page in pages)
     assert "pictures/headline.svg)" in readme
     assert "pictures/lin_table_2.svg)" in results
     assert "| lin-decay | " in results
@@ -94,6 +94,6 @@ def test_a_missing_page_is_named_and_nothing_is_written(draw, tmp_path, pages):
     pages[-1].unlink()
     code, _, err = draw("--pages")
     assert code == 2
-    assert "choosing.md" in err
+    assert "people.md" in err
     assert len(err.splitlines()) == 1
     assert pages[0].read_bytes() == before

@@ -47,10 +47,10 @@ def test_a_study_is_kept_and_not_run_again(reproduction, tmp_path, file):
 
 
 def test_what_cannot_be_run_yet_is_said_and_not_shown_as_an_empty_table(reproduction, tmp_path):
-    code, shown, said = reproduction("run", "monir_e4", "--results", str(tmp_path))
+    code, shown, said = reproduction("run", "monir_table_10", "--results", str(tmp_path))
     assert code == 0
     assert not shown
-    assert "without a result: 2, needs budgets of single people" in said
+    assert "without a result: 6, not run yet" in said
 
 
 def test_changed_settings_are_said(reproduction, tmp_path, file):
@@ -149,7 +149,7 @@ def test_all_studies_are_listed_with_what_is_kept(reproduction, tmp_path):
         66,
         6,
     )  # those of CIFAR-10 wait for its data
-    assert (found["monir_e4"]["kept"], found["monir_e4"]["waiting"]) == (0, 2)
+    assert (found["monir_table_10"]["kept"], found["monir_table_10"]["waiting"]) == (0, 6)
     empty = json.loads(reproduction("list", "--json", "--results", str(tmp_path))[1])
     assert all(row["kept"] == 0 for row in empty)
     assert "lin_table_2" in reproduction("list")[1]
