@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import sys
+import types
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from apportion.audit import sealed as sealed_module
 from apportion.audit.sealed import Sealed, SealedAccess, inside, seal, sealed, unseal
 from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.randomness import Randomness
-from apportion.curator.records import as_records
+from apportion.curator.records import Records, as_records
 from apportion.execution import Execution
 from apportion.request import ClippedSum
 from apportion.strategies.recipes import READY, named
@@ -237,6 +238,26 @@ def test_no_ordinary_tensor_with_a_record_is_left_after_an_answer(model):
     assert not ordinary_tensors_with_a_record(inputs)
     kept = inputs[3:5].clone()
     assert ordinary_tensors_with_a_record(inputs)[0] is kept
+
+
+def reachable(start, *avoided):
+    """All that an object leads to, but for code, and not through what is avoided."""
+    seen, waiting = {id(one): None for one in avoided}, [start]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen and not isinstance(
+            one, (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+        ):
+            seen[id(one)] = one
+            waiting += gc.get_referents(one)
+    return seen.values()
+
+
+def test_records_are_reached_through_the_curator_alone(model):
+    session = a_session(model, (torch.randn(40, 4), torch.zeros(40, dtype=torch.int64)), ap.clip.Fixed(1.0))
+    held = {name: value for name, value in vars(session).items() if name != "curator"}
+    assert any(isinstance(one, Records) for one in reachable(session.curator))
+    assert not any(isinstance(one, Records) for one in reachable(held, session, session.curator))
 
 
 USES = {

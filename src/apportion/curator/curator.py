@@ -227,9 +227,9 @@ class Curator:
         charges: who is told of every event, before it happens.
         randomness: where coins and noise come from.
         execution: memory knobs.
+        mechanisms: add the noise; audits put instruments around them.
         owners: whose the records are; by default every record is a unit of privacy, and all are alike.
         individual: bounds and accounts of single records, where they are kept.
-        mechanisms: add the noise; audits put instruments around them.
     """
 
     def __init__(
@@ -239,9 +239,10 @@ class Curator:
         charges: Charges,
         randomness: StreamSource,
         execution: Execution | None = None,
+        mechanisms: Mechanisms = mechanisms,
+        *,
         owners: Owners | None = None,
         individual: IndividualBounds | None = None,
-        mechanisms: Mechanisms = mechanisms,
     ):
         self._records, self._engine, self._charges, self._randomness = records, engine, charges, randomness
         self._execution = execution or Execution()

@@ -185,7 +185,9 @@ def _build_curator(
     individual = individual_bounds(setup.plan, len(setup.records))
 
     def curator(charges: Any, source: Any) -> Curator:
-        return setup.build_curator(setup.records, engine, charges, source, execution, owners, individual)
+        return setup.build_curator(
+            setup.records, engine, charges, source, execution, owners=owners, individual=individual
+        )
 
     folder, account = setup.storage.folder, session.account
     if setup.storage.recovery == "fresh" or folder is None:

@@ -14,10 +14,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from apportion.accounting.account import Account
 from apportion.accounting.rules import Rule
 from apportion.budget import Public
-from apportion.curator.curator import Charges, Curator, StreamSource
+from apportion.curator.curator import Curator
 from apportion.curator.gradients.engine import Engine, EngineChoice
 from apportion.curator.gradients.reference import trained_parameters
-from apportion.curator.individual_bounds import IndividualBounds
 from apportion.curator.owners import Owners
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
@@ -38,7 +37,8 @@ from apportion.training.storage import Storage
 
 REHEARSED = 8
 """Steps in which the strategies are answered with zeros before anything is charged."""
-BuildCurator = Callable[[Records, Engine, Charges, StreamSource, Execution, Owners, IndividualBounds | None], Curator]
+BuildCurator = Callable[..., Curator]
+"""Called like `Curator` itself."""
 
 
 @dataclass(frozen=True, eq=False)
