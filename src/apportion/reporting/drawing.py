@@ -189,15 +189,15 @@ def draw_series(
     return [*traces, middle]
 
 
-def draw_group(one: Series, points: list[Point], group: int, of: int) -> Any:
-    """The line of one of several groups of parameters, whose colour says how deep in the model it is."""
-    points, colour, name = thin(points), RAMP[0][0], f"group {group + 1}"
+def draw_group(one: Series, points: list[Point], group: int, of: int, name: str = "") -> Any:
+    """The line of one of several groups: of parameters, whose colour says how deep in the model it is, or of people, by their name."""
+    points, colour, name = thin(points), RAMP[0][0], escape(name) or f"group {group + 1}"
     return _trace(
         [_short(point.step) for point in points],
         [_short(point.mean) for point in points],
         colour,
         name,
-        {"recipe": None, "role": "line", "choice": one.label, "depth": group / (of - 1)},
+        {"recipe": None, "role": "line", "choice": one.label, "depth": group / max(1, of - 1)},
         width=1.75,
         mode="lines+markers" if len(points) == 1 else "lines",
         marker={"size": 8, "color": colour},

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from apportion.reporting.curves import ACCURACY, CLIP, EPSILON, MULTIPLIER, Point, Value, count_groups, make_curve
@@ -23,6 +24,7 @@ from apportion.reporting.drawing import (
     stripe_coinciding,
 )
 from apportion.reporting.formatting import format_percent
+from apportion.reporting.result import HistoryEntry, as_number
 from apportion.reporting.series import Experiment, Series, rank_accuracy
 
 Colours = Mapping[str, int]
@@ -101,6 +103,40 @@ def draw_clip_by_groups(series: Sequence[Series], colours: Colours) -> Any | Non
     return make_figure(traces, "step", y=axis)
 
 
+def draw_epsilon_by_people(series: Sequence[Series], colours: Colours) -> Any | None:
+    """The ε that each group of people has spent, for the one series that the reader chooses, with each group's budget as a dashed line."""
+    traces: list[Any] = []
+    budgets: dict[float, str] = {}
+    for one in series:
+        groups = people_of(one)
+        for number, group in enumerate(groups):
+            points = make_curve(one.runs, _spent_by(group["name"]))
+            traces += [draw_group(one, points, number, len(groups), str(group["name"]))] if points else []
+            budgets |= {float(group["budget"]): str(group["name"])} if points else {}
+    if not traces:
+        return None
+    right = max(x for trace in traces for x in trace.x)
+    traces += [draw_level(None, None, level, right, "budget", f"budget: ε = {level:g}") for level in sorted(budgets)]
+    figure = make_figure(traces, "step", y={"rangemode": "tozero"})
+    for level, name in sorted(budgets.items()):
+        label_level(figure, level, f"budget of {escape(name)}, ε = {level:g}")
+    return figure
+
+
+def people_of(one: Series) -> Sequence[Mapping[str, Any]]:
+    """The groups of people with budgets of their own, as a run states them."""
+    found = next((run.details["groups"] for run in one.runs if run.details.get("groups")), ())
+    return [group for group in found if isinstance(group, Mapping) and {"name", "budget", "epsilon"} <= group.keys()]
+
+
+def _spent_by(name: str) -> Value:
+    def value(entry: HistoryEntry) -> float | None:
+        spent = entry.details.get("group_epsilon")
+        return as_number(spent.get(name)) if isinstance(spent, Mapping) else None
+
+    return value
+
+
 def _draw_setting(series: Sequence[Series], colours: Colours, value: Value) -> Any | None:
     curves = [(one, make_curve(one.runs, value)) for one in series]
     traces = [trace for one, points in curves for trace in draw_series(one, points, colours, hover="%{y:.4~g}")]
@@ -160,6 +196,17 @@ def caption_noise(series: Sequence[Series], figure: Any) -> str:
     return f"The noise, as a multiple of the clip threshold: {_name_first(said, '; ')}."
 
 
+def caption_people(series: Sequence[Series], figure: Any) -> str:
+    """Whether every group ends at its budget."""
+    said = [
+        f"{one.label}: "
+        + ", ".join(f"{group['name']} {float(group['epsilon']):.3f} of {group['budget']:g}" for group in groups)
+        for one in series
+        if (groups := people_of(one))
+    ]
+    return f"Each group has an account of its own, and ends at its budget, the dashed lines. {_name_first(said, '; ')}."
+
+
 def caption_groups(series: Sequence[Series], figure: Any) -> str:
     """What a group is."""
     return (
@@ -207,6 +254,7 @@ PANELS = (
     Panel("accuracy-epsilon", "Test accuracy against ε spent", draw_accuracy_by_epsilon, caption_tradeoff),
     Panel("accuracy-steps", "Test accuracy against steps", draw_accuracy_by_steps, caption_accuracy),
     Panel("epsilon-steps", "ε spent against steps", draw_epsilon_by_steps, caption_spending),
+    Panel("epsilon-people", "ε spent by each group of people", draw_epsilon_by_people, caption_people),
     Panel("clip-steps", "Clip threshold against steps", draw_clip_by_steps, caption_clip),
     Panel("noise-steps", "Noise multiplier against steps", draw_noise_by_steps, caption_noise),
     Panel("clip-groups", "Clip threshold of each group", draw_clip_by_groups, caption_groups),
