@@ -50,7 +50,7 @@ def curator(model, data, books, *, mode="one-pass", mechanism=None, micro_batch=
         books,
         Randomness.seeded(seed),
         Execution(micro_batch=micro_batch),
-        mechanisms if mechanism is None else Gaussian(mechanism),
+        mechanisms=mechanisms if mechanism is None else Gaussian(mechanism),
     )
 
 
