@@ -187,8 +187,8 @@ def test_the_bounds_are_reached_so_that_a_little_more_breaks_them(monkeypatch, b
     right = clipping.statistic_terms
     broken = {
         "nothing": right,
-        "count not centred": lambda s, n: right(s, n) + (0.5 if isinstance(s, UnclippedCount) else 0.0),
-        "norm cut at 1.05 of its bound": lambda s, n: (
+        "count not centred": lambda s, n, clips: right(s, n) + (0.5 if isinstance(s, UnclippedCount) else 0.0),
+        "norm cut at 1.05 of its bound": lambda s, n, clips: (
             n.clamp(max=1.05 * s.bound) if isinstance(s, NormSum) else right(s, n)
         ),
     }
