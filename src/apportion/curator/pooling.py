@@ -73,12 +73,14 @@ def pool(
     records = as_gradients(gradients)
     factors = pooling_factors(records, sums)
     finite = factors.isfinite()
+    evaluated = np.ones(len(owners), dtype=bool)
     if not bool(finite.all()):
+        evaluated = np.array([bool(one) for one in finite])  # one by one: behind seals there is no other way
         records.zero_records(~finite)
     weights = torch.where(finite, factors * weights.to(factors.device), 0.0)
     users = np.array(list(dict.fromkeys(owners.tolist())), dtype=np.int64)
     member = owners == users[:, None]  # (users, records)
-    usable: NDArray[np.bool_] = (member & finite.cpu().numpy()).any(axis=1)
+    usable: NDArray[np.bool_] = (member & evaluated).any(axis=1)
     if len(users) == 1:  # nothing has to be written out
         sums = records.weighted_sums(dict.fromkeys(names, weights))
         return UserVectors(users, usable, {name: sums[name].to(torch.float64).unsqueeze(0) for name in names})
