@@ -199,8 +199,12 @@ class Plan:
         return self.rule().epsilon(self.budget.delta)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, also one from a pickle, is checked and priced anew: what was computed before is left behind."""
-        return Plan, (self.recipe, self.budget, self.sampling, self.multipliers, self.spare, self.factors)
+        """A copy, also one from a pickle, is checked and priced anew: what was computed before is left behind. So is whose the records
+        are (`with_owners`): a file must not hold it."""
+        budget = replace(self.budget, labels=None)
+        if isinstance(budget.unit, User):
+            budget = replace(budget, unit=replace(budget.unit, ids=None))
+        return Plan, (self.recipe, budget, self.sampling, self.multipliers, self.spare, self.factors)
 
     def rule(self) -> Rule:
         """The rule under which an account executes the plan: it follows from the types of the strategies (`strategies/roles.py`)."""
@@ -577,7 +581,14 @@ def _describe_budget(budget: Budget) -> dict[str, Any]:
 
 
 def _read_budget(described: Mapping[str, Any]) -> Budget:
+    for name in described:
+        validate.known(
+            "budget", name, ("epsilon", "delta", "unit", "user", "groups"), "a plan's budget has no such part"
+        )
     kind = UNITS[validate.known("unit", described["unit"], UNITS, "there is no such unit of privacy")]
+    if kind is not User and "user" in described:
+        reason = "it declares more than one unit of privacy"
+        raise InvalidArgument("unit", described["unit"], reason, "Restore the file")
     unit = User(**described["user"]) if kind is User else kind()
     groups = tuple(Group(**one) for one in described.get("groups", ()))
     return Budget(epsilon=described["epsilon"], delta=described["delta"], unit=unit, groups=groups)

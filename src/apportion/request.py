@@ -607,8 +607,15 @@ class Request(Checked):
 
     @property
     def expected_weight(self) -> float:
-        """q·N·Σ_p r_p·ρ_p·s_p: what the records of a batch weigh in statistics together, as declared; q·N without groups."""
-        return self.expected_batch_size * (math.fsum(one.share * one.rate * one.clip for one in self.groups) or 1.0)
+        """N·Σ_p r_p·q_p·s_p: what the units of a batch weigh in statistics together, as declared; q·N without groups.
+
+        q and q_p are rates of units: of at least one of the coins that belong to a unit.
+        """
+        if not self.groups:
+            return self.expected_batch_size
+        rates = [rate_of_any(rate, self.coins_per_unit) for rate in self.rates]
+        weight = math.fsum(one.share * rate * one.clip for one, rate in zip(self.groups, rates, strict=True))
+        return self.expected_batch_size * weight / rate_of_any(self.sample_rate, self.coins_per_unit)
 
     @property
     def sums(self) -> tuple[ClippedSum, ...]:

@@ -50,7 +50,7 @@ def curator(model, data, books, *, mode="one-pass", mechanism=None, micro_batch=
         books,
         Randomness.seeded(seed),
         Execution(micro_batch=micro_batch),
-        mechanisms if mechanism is None else Gaussian(mechanism),
+        mechanisms=mechanisms if mechanism is None else Gaussian(mechanism),
     )
 
 
@@ -187,8 +187,8 @@ def test_the_bounds_are_reached_so_that_a_little_more_breaks_them(monkeypatch, b
     right = clipping.statistic_terms
     broken = {
         "nothing": right,
-        "count not centred": lambda s, n: right(s, n) + (0.5 if isinstance(s, UnclippedCount) else 0.0),
-        "norm cut at 1.05 of its bound": lambda s, n: (
+        "count not centred": lambda s, n, clips: right(s, n) + (0.5 if isinstance(s, UnclippedCount) else 0.0),
+        "norm cut at 1.05 of its bound": lambda s, n, clips: (
             n.clamp(max=1.05 * s.bound) if isinstance(s, NormSum) else right(s, n)
         ),
     }

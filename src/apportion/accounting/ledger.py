@@ -28,7 +28,7 @@ from typing import Any
 
 from apportion.accounting.chain import Chain, Damage, Row, new_file
 from apportion.accounting.run_filter import RULES, Cost, Planned, RunRule
-from apportion.budget import Budget, Record
+from apportion.budget import UNITS, Budget
 from apportion.errors import ApportionError, BudgetExhausted, InvalidArgument, TakenOver
 from apportion.request import Choice, Event
 
@@ -75,7 +75,7 @@ class Ledger:
             self.name: str | None = declared["name"]
             self.capacity = Cost(*map(float, declared["capacity"]))
             if declared["rule"] is not None:
-                self.rule = RULES[declared["rule"]](Budget(**declared["limit"], unit=Record()))
+                self.rule = RULES[declared["rule"]](Budget(**declared["limit"], unit=UNITS[declared["unit"]]()))
             if not isinstance(self.name, (str, type(None))):
                 raise TypeError
 
@@ -138,7 +138,7 @@ class Ledger:
         """
         if self.rule is None:
             return Cost()
-        if budget.unit != self.rule.limit.unit:
+        if budget.unit.name != self.rule.limit.unit.name:  # how the records of a user are used is each run's own matter
             raise InvalidArgument(
                 "budget.unit", budget.unit, f"the ledger protects a {self.rule.limit.unit.name}", "Use the same unit"
             )

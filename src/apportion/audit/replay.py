@@ -211,12 +211,13 @@ def replay(
 
 
 def _audited_budget(plan: Plan | Recipe | str, recipe: Recipe) -> Budget:
-    """Much ε, for everybody; with groups in the proportions of the plan's, or of three of our own."""
+    """Much ε, for everybody; with groups in the order of the plan's, or of three of our own. Their ε lie close together: no noise would do
+    for groups that are drawn by different rates, around one as large as the audit's."""
     unit = plan.budget.unit if isinstance(plan, Plan) else Record()
     groups = plan.budget.groups if isinstance(plan, Plan) else GROUPS if _treats_groups(recipe) else ()
     if groups:
-        factor = EPSILON / max(group.epsilon for group in groups)
-        scaled = [replace(group, epsilon=factor * group.epsilon) for group in groups]
+        largest = max(group.epsilon for group in groups)
+        scaled = [replace(group, epsilon=EPSILON * (3 + group.epsilon / largest) / 4) for group in groups]
         return Budget.of_groups(scaled, delta=1e-5, unit=unit)
     epsilon = EPSILON if getattr(recipe.noise, "multiplier", None) is None else 1e3
     return Budget(epsilon=epsilon, delta=1e-5, unit=unit)

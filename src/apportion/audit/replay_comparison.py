@@ -134,8 +134,11 @@ def _inspect_choices(step: Step, neighbour: str, number: int, event: Event | Non
 
 def _declared_weight(request: Request, declared: Declared) -> float:
     """What records weigh in statistics, from the declared size of a batch: not from the request's own claim of it."""
-    shares = math.fsum(one.share * one.rate * one.clip for one in request.groups) or 1.0
-    return declared.expected_batch_size * shares
+    if not request.groups:
+        return declared.expected_batch_size
+    everybody, *rates = (rate_of_any(q, declared.coins_per_unit) for q in (request.sample_rate, *request.rates))
+    weight = math.fsum(one.share * q * one.clip for one, q in zip(request.groups, rates, strict=True))
+    return declared.expected_batch_size * weight / everybody
 
 
 def _restored(release: Noised, name: str, answer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

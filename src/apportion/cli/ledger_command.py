@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from apportion.budget import Budget, Record
+from apportion.budget import UNITS, Budget
 from apportion.cli.options import option
 from apportion.cli.output import print_lines, screen
 from apportion.errors import InvalidArgument
@@ -32,14 +32,14 @@ def limit(
     name: Annotated[str, option("The name of the data set.")],
     epsilon: Annotated[float, option("ε of all runs together.")],
     delta: Annotated[float, option("δ of all runs together, below 1/population.")],
-    unit: Annotated[Literal["record"], option("Whom the guarantee protects.")],
+    unit: Annotated[Literal["record", "user"], option("Whom the guarantee protects.")],
     rule: Annotated[Literal["gaussian", "sum"], option("How the costs of runs add up.")] = "gaussian",
 ) -> None:
     """Make a new ledger and declare, for good, what all runs on a data set may spend together."""
     from apportion.accounting.ledger import Ledger
     from apportion.accounting.run_filter import RULES
 
-    budget = Budget(epsilon=epsilon, delta=delta, unit=Record())
+    budget = Budget(epsilon=epsilon, delta=delta, unit=UNITS[unit]())
     ledger = Ledger.create(path, name=name, rule=RULES[rule](budget))
     typer.echo(f"{path}: all runs on {name!r} together may spend ε = {epsilon:g} at δ = {delta:g} ({unit}).")
     typer.echo(

@@ -26,6 +26,9 @@ RAMP_WIDTH = 0.1
 FRAME_CHUNK_NUMBERS = 1 << 17
 """Numbers that are written out at a time: in float64 they stay in a core's cache."""
 
+POOLED_THRESHOLDS = 16.0
+"""To how many thresholds the gradient of a single record is cut before it is added to the others of its user."""
+
 Rows = Mapping[str, Tensor]
 """For each trained parameter the gradients of b records: a tensor (b, *shape of the parameter)."""
 
@@ -106,10 +109,7 @@ def clip_and_sum(
     records = as_gradients(gradients)
     frames = _frames_of(releases)
     squares = squared_norms(records, releases)
-    norms = [
-        torch.stack([squares[name] for name in group_names(release, list(squares))]).sum(0).sqrt()
-        for release in releases
-    ]
+    norms = _norms(squares, releases)
     clips = None if clips is None else clips.to(norms[0].device)
     finite = torch.stack([norm.isfinite() for norm in norms]).all(0)
     if not finite.all():
@@ -145,6 +145,30 @@ def squared_norms(records: Gradients, releases: Sequence[Noised]) -> dict[str, T
     whole = bool(frames) and all(isinstance(release, ClippedSum) and release.frame for release in releases)
     squares = {} if whole else records.squared_norms()
     return squares | {name: framed_squared_norms(records, name, frame) for name, frame in frames.items()}
+
+
+def _norms(squares: Mapping[str, Tensor], releases: Sequence[Noised]) -> list[Tensor]:
+    """‖g_i‖ over the parameters of each release."""
+    return [
+        torch.stack([squares[name] for name in group_names(release, list(squares))]).sum(0).sqrt()
+        for release in releases
+    ]
+
+
+def pooling_factors(records: Gradients, sums: Sequence[ClippedSum]) -> Tensor:
+    """By how much each record's gradient is multiplied before those of a user are added up, (b,); NaN where it is not finite.
+
+    It is cut to 16·C, over the parameters of every release; of a release with a stabiliser to 16·γ. Gradients of 10⁷·C that nearly
+    cancel would leave their last bits, which depend on the other users of a micro-batch, and clipping would make a vector of norm C of
+    them.
+    """
+    norms = _norms(squared_norms(records, sums), sums)
+    limits = [POOLED_THRESHOLDS * (release.stabiliser or release.threshold) for release in sums]
+    factors = [
+        torch.where(norm.isfinite(), limit / norm.clamp(min=limit), torch.nan)
+        for norm, limit in zip(norms, limits, strict=True)
+    ]
+    return torch.stack(factors).amin(0)
 
 
 def clip_factors(release: ClippedSum, norms: Tensor, clips: Tensor | None = None) -> Tensor:

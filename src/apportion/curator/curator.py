@@ -125,7 +125,8 @@ class Draw:
         with full_precision():
             owners, open_user = self._owners.owner(members.numpy()), NOBODY
             if gradients is not None and self._weigh is not None:
-                pooled = pool(gradients, list(self._trained), owners, self._weigh(members.numpy()))
+                asked = self.request.sums
+                pooled = pool(gradients, list(self._trained), asked, owners, self._weigh(members.numpy()))
                 users = self._open_user.followed_by(pooled)
                 open_user = users[-1:]  # may go on in the next micro-batch
                 gradients, owners = users[:-1].present()
@@ -256,6 +257,7 @@ class Curator:
         """Charge `request`, then toss its coins. For loops that compute the gradients themselves."""
         _require_priced_as_executed(request)
         self._require_all_parameters(request)
+        self._require_same_groups(request)
         self._engine.sync_weights()
         size = self._execution.physical_batch(request.expected_batch_size)
         self._records.start_workers(self._execution.workers)
@@ -352,6 +354,13 @@ class Curator:
         for record in single_records(piece):
             with contain_errors():
                 self._add_records(draw, record, loss_fn)
+
+    def _require_same_groups(self, request: Request) -> None:
+        """Everybody is in one of the groups that the request is priced for: others would be clipped and drawn as nobody paid for."""
+        groups = self._owners.coin_groups
+        if (groups is None) != (not request.groups) or (groups is not None and groups.max() >= len(request.groups)):
+            reason = "it is priced for other groups than those that the records are in"
+            raise InvalidArgument("groups", f"{len(request.groups)} of them", reason, "Use the budget of the plan")
 
     def _require_all_parameters(self, request: Request) -> None:
         """Each trained parameter stands in exactly one group: none is updated without clipping and noise."""

@@ -7,7 +7,7 @@ records of a user are one vector (`UserOwners`). Which record belongs to whom st
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +28,8 @@ Numbers = NDArray[np.int64]
 POOLED_NUMBERS = 1 << 24
 """Gradients of single records that are written out at a time, where the records of several users run together."""
 _KEY = b"apportion k_max"
+_UNREAD = object()
+"""Said of a record that cannot be read, or of which a function cannot say anything."""
 
 
 class Owners(Protocol):
@@ -105,8 +107,10 @@ class UserOwners:
         self._by_record, self._groups = unit.coins == "record", groups
         self._owner = number_users(ids)
         users = int(self._owner.max()) + 1
+        if not users:
+            raise InvalidArgument("unit.ids", "missing", "it says of no record whose it is", "Pass the users' names")
         order = np.argsort(self._owner, kind="stable")
-        of_user = np.split(order, np.searchsorted(self._owner[order], np.arange(1, users)))
+        of_user = np.split(order, np.searchsorted(self._owner[order], np.arange(users)))[1:]  # the first are nobody's
         names = [str(ids[records[0]]) for records in of_user]
         self._of_user = [_at_most(unit.k_max, *pair) for pair in zip(names, of_user, strict=True)]
         self._eligible = np.concatenate(self._of_user)
@@ -155,9 +159,9 @@ def owners_of(records: Records, budget: Budget) -> Owners:
 
 
 def number_users(ids: Sequence[Any]) -> Numbers:
-    """The users, numbered from 0 in the order of their first record."""
-    numbers: dict[Any, int] = {}
-    return np.array([numbers.setdefault(one, len(numbers)) for one in ids], dtype=np.int64)
+    """The users, numbered from 0 in the order of their first record; −1 where it is not known whose the record is."""
+    numbers: dict[Any, int] = {None: -1, _UNREAD: -1}
+    return np.array([numbers.setdefault(one, len(numbers) - 2) for one in ids], dtype=np.int64)
 
 
 def select(records: Records, argument: str, selector: Selector | None, why: str) -> list[Any]:
@@ -165,7 +169,14 @@ def select(records: Records, argument: str, selector: Selector | None, why: str)
     if selector is None:
         raise InvalidArgument(argument, None, why, "Pass an array, the name of an input, or a function of a record")
     if callable(selector) or isinstance(selector, (str, int)):
-        return [_plain(_look(records, argument, selector, index)) for index in range(len(records))]
+        found = [_look(records, selector, index) for index in range(len(records))]
+        if all(value is _UNREAD for value in found):
+            fix = "Check it on a record of your own: it is called with one record's inputs and target, and returns a number or a text"
+            raise InvalidArgument(argument, validate.shown(selector), "it fails for every record", fix)
+        return found
+    if isinstance(selector, (Mapping, Set)):
+        fix = "Pass a list or an array, in the order of the records"
+        raise InvalidArgument(argument, type(selector).__name__, "its entries are not in the order of the records", fix)
     with contain_errors() as attempt:
         values = [_plain(value) for value in selector]
     if attempt.failure or len(values) != len(records):
@@ -174,17 +185,19 @@ def select(records: Records, argument: str, selector: Selector | None, why: str)
     return values
 
 
-def _look(records: Records, argument: str, selector: Any, index: int) -> Any:
-    with contain_errors() as attempt:
+def _look(records: Records, selector: Any, index: int) -> Any:
+    """What it says of one record. An exception would tell of it, so a record of which it says nothing is not refused."""
+    with contain_errors():
         inputs, target = map_tensors(lambda tensor: tensor[0], records.batch(np.array([index])))
-        return selector(inputs, target) if callable(selector) else inputs[selector]
-    reason = f"it fails for a record ({type(attempt.failure).__name__})"
-    raise InvalidArgument(argument, validate.shown(selector), reason, "Check it on records of your own")
+        return _plain(selector(inputs, target) if callable(selector) else inputs[selector])
+    return _UNREAD
 
 
 def _plain(value: Any) -> Any:
-    """A number or a text, which can be compared: a tensor or an array of one number becomes that number."""
-    return value.item() if hasattr(value, "item") else value
+    """A number or a text, which can be compared: a tensor or an array of one number becomes that number, and NaN the same as None."""
+    plain = value.item() if hasattr(value, "item") else value
+    hash(plain)  # raises for what cannot be compared
+    return None if plain != plain else plain
 
 
 def _groups_of(records: Records, budget: Budget) -> Numbers:
@@ -192,12 +205,15 @@ def _groups_of(records: Records, budget: Budget) -> Numbers:
     names = {group.name: number for number, group in enumerate(budget.groups)}
     numeric = any(_is_number(name) for name in names)
     known = names if numeric else names | {str(number): number for number in names.values()}
-    keys = [_key(label) for label in labels]
-    unknown = sorted({key for key in keys if key not in known})
+    keys: dict[Any, int | None] = {label: known.get(label, known.get(_key(label))) for label in labels}
+    keys[_UNREAD] = int(np.argmin([group.epsilon for group in budget.groups]))
+    unknown = sorted(_key(label) for label, number in keys.items() if number is None)
     if unknown:
         reason = f"no group of the budget is called so; they are {', '.join(known)}"
-        raise InvalidArgument("labels", unknown[:3], reason, "Use the names of the groups")
-    return np.array([known[key] for key in keys], dtype=np.int64)
+        declared = not callable(budget.labels) and not isinstance(budget.labels, (str, int))
+        found: Any = unknown[:3] if declared else "values in the records"  # which may be anything, and are not shown
+        raise InvalidArgument("labels", found, reason, "Use the names of the groups")
+    return np.array([keys[label] for label in labels], dtype=np.int64)
 
 
 def _key(label: Any) -> str:
@@ -217,7 +233,7 @@ def _strictest(owner: Numbers, groups: Numbers, epsilons: Sequence[float]) -> Nu
     """The group of each user: of those that the user's records name the one with the smallest ε."""
     users: Numbers = np.full(int(owner.max()) + 1, int(np.argmax(epsilons)), dtype=np.int64)
     for user, group in zip(owner.tolist(), groups.tolist(), strict=True):
-        if epsilons[group] < epsilons[users[user]]:
+        if user >= 0 and epsilons[group] < epsilons[users[user]]:
             users[user] = group
     return users
 

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apportion.curator.clipping import Gradients, Rows, as_gradients, flatten_rows
+from apportion.curator.clipping import Gradients, Rows, as_gradients, flatten_rows, pooling_factors
 from apportion.curator.owners import Numbers
+from apportion.request import ClippedSum
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,26 +59,32 @@ class UserVectors:
 NOBODY = UserVectors(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool), {})
 
 
-def pool(gradients: Gradients | Rows, names: Sequence[str], owners: Numbers, weights: Tensor) -> UserVectors:
-    """Σ_i w_i·g_i over the records of each user, in the order of their first record.
+def pool(
+    gradients: Gradients | Rows, names: Sequence[str], sums: Sequence[ClippedSum], owners: Numbers, weights: Tensor
+) -> UserVectors:
+    """Σ_i w_i·g_i over the records of each user, in the order of their first record; each g_i is cut first (`pooling_factors`).
 
     Args:
         names: of the trained parameters.
+        sums: for which the vectors will be clipped.
         owners: of each record.
         weights: w_i.
     """
     records = as_gradients(gradients)
-    norms = torch.stack(list(records.squared_norms().values())).sum(0)
-    finite, weights = norms.isfinite(), weights.to(norms.device)
+    factors = pooling_factors(records, sums)
+    finite = factors.isfinite()
+    evaluated = np.ones(len(owners), dtype=bool)
     if not bool(finite.all()):
+        evaluated = np.array([bool(one) for one in finite])  # one by one: behind seals there is no other way
         records.zero_records(~finite)
+    weights = torch.where(finite, factors * weights.to(factors.device), 0.0)
     users = np.array(list(dict.fromkeys(owners.tolist())), dtype=np.int64)
     member = owners == users[:, None]  # (users, records)
-    usable: NDArray[np.bool_] = (member & finite.cpu().numpy()).any(axis=1)
+    usable: NDArray[np.bool_] = (member & evaluated).any(axis=1)
     if len(users) == 1:  # nothing has to be written out
         sums = records.weighted_sums(dict.fromkeys(names, weights))
         return UserVectors(users, usable, {name: sums[name].to(torch.float64).unsqueeze(0) for name in names})
-    matrix = torch.from_numpy(member).to(norms.device) * weights
+    matrix = torch.from_numpy(member).to(weights.device) * weights
     rows = {}
     for name in names:
         written = records.rows(name, slice(0, len(owners)))

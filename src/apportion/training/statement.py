@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from apportion.accounting.ledger import Ledger
 from apportion.accounting.selection import TrialOfSearch
 from apportion.budget import Unit, User
+from apportion.curator.clipping import POOLED_THRESHOLDS
 from apportion.curator.randomness import KEY_STREAM
 from apportion.strategies.descriptions import describe
 from apportion.strategies.roles import SteeringUpdate
@@ -104,7 +105,8 @@ def _users(unit: User) -> dict[str, Any]:
     """How the records of a user were used. The rule for users with many is stated whether or not there was one."""
     return {
         **unit.describe(),
-        "rule": f"the {unit.pooling} of the gradients of a user's records in a batch is clipped as one vector, and counted once; of a user "
+        "rule": f"the {unit.pooling} of the gradients of a user's records in a batch, each cut at {POOLED_THRESHOLDS:g} thresholds, is "
+        "clipped as one vector, and counted once; of a user "
         "with more than k_max records those with the smallest keyed hash of the user and their place among the user's own are used",
     }
 

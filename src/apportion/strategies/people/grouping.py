@@ -13,10 +13,10 @@ from apportion.errors import InvalidArgument
 
 @dataclass(frozen=True, eq=False)
 class Grouping:
-    """Groups, and the number of the group that each record is in. For `Budget.of_groups(grouping.groups, labels=grouping.labels, …)`."""
+    """Groups, and the name of the group that each record is in. For `Budget.of_groups(grouping.groups, labels=grouping.labels, …)`."""
 
     groups: tuple[Group, ...]
-    labels: tuple[int, ...]
+    labels: tuple[str, ...]
 
 
 def group_by_epsilon(epsilons: Sequence[Any], grid: Sequence[float]) -> Grouping:
@@ -30,7 +30,7 @@ def group_by_epsilon(epsilons: Sequence[Any], grid: Sequence[float]) -> Grouping
         >>> import apportion as ap
         >>> grouping = ap.people.group_by_epsilon([0.7, 1.0, 1.9, 4.0], grid=[0.5, 1.0, 2.0])
         >>> [(group.name, group.share) for group in grouping.groups], grouping.labels
-        ([('0.5', 0.25), ('1', 0.5), ('2', 0.25)], (0, 1, 1, 2))
+        ([('0.5', 0.25), ('1', 0.5), ('2', 0.25)], ('0.5', '1', '1', '2'))
     """
     why = "it is the privacy loss that somebody allows"
     values = [validate.positive("epsilons", one, why, "Leave out whoever allows none") for one in epsilons]
@@ -43,6 +43,6 @@ def group_by_epsilon(epsilons: Sequence[Any], grid: Sequence[float]) -> Grouping
             "Let the grid begin at the smallest epsilon",
         )
     chosen = [max(number for number, step in enumerate(steps) if step <= value) for value in values]
-    used = sorted(set(chosen))
-    groups = tuple(Group(f"{steps[number]:g}", steps[number], chosen.count(number) / len(chosen)) for number in used)
-    return Grouping(groups, tuple(used.index(number) for number in chosen))
+    names = {number: f"{steps[number]:g}" for number in sorted(set(chosen))}
+    groups = tuple(Group(name, steps[number], chosen.count(number) / len(chosen)) for number, name in names.items())
+    return Grouping(groups, tuple(names[number] for number in chosen))
