@@ -44,8 +44,8 @@ def curator(model, data, owners, *, mode="one-pass", micro_batch=256, mechanism=
         books or Books(),
         Randomness.seeded(seed),
         Execution(micro_batch=micro_batch),
-        owners,
-        mechanisms=Gaussian(mechanism),
+        Gaussian(mechanism),
+        owners=owners,
     )
 
 

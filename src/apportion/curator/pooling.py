@@ -82,8 +82,8 @@ def pool(
     member = owners == users[:, None]  # (users, records)
     usable: NDArray[np.bool_] = (member & evaluated).any(axis=1)
     if len(users) == 1:  # nothing has to be written out
-        sums = records.weighted_sums(dict.fromkeys(names, weights))
-        return UserVectors(users, usable, {name: sums[name].to(torch.float64).unsqueeze(0) for name in names})
+        whole = records.weighted_sums(dict.fromkeys(names, weights))
+        return UserVectors(users, usable, {name: whole[name].to(torch.float64).unsqueeze(0) for name in names})
     matrix = torch.from_numpy(member).to(weights.device) * weights
     rows = {}
     for name in names:
