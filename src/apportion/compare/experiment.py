@@ -172,6 +172,8 @@ def validated(kind: type[Kind], values: dict[str, Any]) -> Kind:
         return kind(**values)
     except ValidationError as error:
         first = error.errors()[0]
+        if isinstance(ours := first.get("ctx", {}).get("error"), InvalidArgument):
+            raise ours from None
         loc = [str(part) for part in first["loc"]]
         place = ".".join(loc)
         if first["type"] == "extra_forbidden":
