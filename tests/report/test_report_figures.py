@@ -162,3 +162,21 @@ def test_names_are_escaped_for_plotly(free: list[dict[str, Any]]) -> None:
         assert all("<a" not in trace.name + trace.hovertemplate for trace in lines(figure(name, runs)))
     rule = figure("accuracy_by_epsilon", runs).data[-1]
     assert "<a" not in rule.name + rule.hovertemplate
+
+
+def test_every_group_of_people_has_a_line_that_ends_at_its_budget(runs: list[dict[str, Any]]) -> None:
+    assert figure("epsilon_by_people", runs) is None
+    run = make_run("constant", 0)
+    shares = {"strict <b>": 0.3, "loose": 1.0}
+    for entry in run["history"]:
+        if entry.get("epsilon") is not None:
+            entry["group_epsilon"] = {name: share * entry["epsilon"] for name, share in shares.items()}
+    ends = {name: share * run["history"][-1]["epsilon"] for name, share in shares.items()}
+    run["groups"] = [{"name": name, "budget": end, "epsilon": end} for name, end in ends.items()]
+    drawn = figure("epsilon_by_people", [run])
+    assert [trace.name for trace in lines(drawn)] == ["strict &lt;b&gt;", "loose"]
+    assert [trace.y[-1] for trace in lines(drawn)] == pytest.approx(list(ends.values()), rel=1e-3)
+    levels = [trace.y[0] for trace in drawn.data if trace.meta["role"] == "budget"]
+    assert levels == pytest.approx(sorted(ends.values()), rel=1e-3)
+    said = panels.caption_people(group_series(typed([run])), drawn)
+    assert "loose" in said

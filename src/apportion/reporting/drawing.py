@@ -191,7 +191,7 @@ def draw_series(
 
 def draw_group(one: Series, points: list[Point], group: int, of: int, name: str = "") -> Any:
     """The line of one of several groups: of parameters, whose colour says how deep in the model it is, or of people, by their name."""
-    points, colour, name = thin(points), RAMP[0][0], escape(name) or f"group {group + 1}"
+    points, colour, name = thin(points), RAMP[0][0], name or f"group {group + 1}"
     return _trace(
         [_short(point.step) for point in points],
         [_short(point.mean) for point in points],
@@ -201,7 +201,7 @@ def draw_group(one: Series, points: list[Point], group: int, of: int, name: str 
         width=1.75,
         mode="lines+markers" if len(points) == 1 else "lines",
         marker={"size": 8, "color": colour},
-        hovertemplate=f"{name}: %{{y:.4~g}}<extra></extra>",
+        hovertemplate=f"{escape(name)}: %{{y:.4~g}}<extra></extra>",
     )
 
 
