@@ -185,11 +185,13 @@ class Budget(Checked):
         delta: float,
         unit: Unit,
         labels: Selector | None = None,
+        sensitive: bool = False,
     ) -> Budget:
         """A budget for each group, from {name: (ε_p, share of the population)}. (Boenisch et al. 2023, individualised DP.)
 
-        Budgets and who asked for which must be public. If a budget itself is sensitive ("she asked for little, so she has something to
-        hide"), parameters that are chosen from it tell of it: then use one ε for all, the smallest.
+        Args:
+            sensitive: whether a budget tells something about whoever asked for it ("she asked for little, so she has something to hide").
+                Such budgets are refused: rates, thresholds and noise are chosen from them, and would tell of them.
 
         Examples:
             >>> import apportion as ap
@@ -198,6 +200,13 @@ class Budget(Checked):
             >>> budget.epsilon, [group.name for group in budget.groups]
             (3.0, ['strict', 'medium', 'loose'])
         """
+        if sensitive:
+            raise InvalidArgument(
+                "sensitive",
+                sensitive,
+                "rates, thresholds and noise are chosen from the budgets, so everything that is released would tell of them",
+                "Use one epsilon for everybody, the smallest: apportion.Budget(epsilon=...)",
+            )
         declared = tuple(groups) if not isinstance(groups, Mapping) else tuple(_read_groups(groups))
         if not declared or not all(isinstance(group, Group) for group in declared):
             raise InvalidArgument("groups", shown(groups), "it holds no groups", 'Pass {"strict": (1.0, 0.5), ...}')

@@ -126,7 +126,8 @@ class Account:
         step = self.next_step
         self.rule.require(token, step, event)
         if self.run is None:
-            self.run = self.ledger.admit(self.rule.declared, self._cost, self.identifier, self.rule.terms)
+            names = [group.name for group in self.budget.groups]
+            self.run = self.ledger.admit(self.rule.declared, self._cost, self.identifier, self.rule.terms, names)
         self.ledger.append(event, self.run, token)
         self.rule.spend(token, event)
         last = next(reversed(self._charges.values()), None)

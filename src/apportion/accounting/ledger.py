@@ -47,6 +47,7 @@ class AdmittedRun:
         cost: against the limit; zero in the ledger of a single run.
         identifier: by which a run that was interrupted finds itself again.
         terms: of the rule under which it spends; `None` in a ledger that was written before rules had terms.
+        groups: the names of the groups of people whose prices its events hold.
     """
 
     number: int
@@ -55,6 +56,7 @@ class AdmittedRun:
     cost: Cost
     identifier: str | None = None
     terms: str | None = None
+    groups: tuple[str, ...] = ()
 
 
 class Ledger:
@@ -161,10 +163,17 @@ class Ledger:
                 f"{describe(cost.minus(left))}. Nothing was charged. Use more noise, fewer steps or a smaller budget for this run."
             )
 
-    def admit(self, plan: Sequence[Event], cost: Cost, identifier: str | None = None, terms: str | None = None) -> int:
+    def admit(
+        self,
+        plan: Sequence[Event],
+        cost: Cost,
+        identifier: str | None = None,
+        terms: str | None = None,
+        groups: Sequence[str] = (),
+    ) -> int:
         """Charge a whole run against the limit before its first step, or refuse it. Returns the number of the run."""
         content: dict[str, Any] = {"plan": [_encode(event) | {"times": times} for event, times in _repeated(plan)]}
-        content |= {"identifier": identifier, "terms": terms}
+        content |= {"identifier": identifier, "terms": terms} | ({"groups": list(groups)} if groups else {})
         with self._chain.transaction():  # nobody else can be admitted between the check and the row
             self.require_room(cost)
             run = 1 + int(self._chain.execute("SELECT MAX(run) FROM entries")[0][0])
@@ -299,6 +308,9 @@ def _admitted(path: Path | None, run: int, written: str, text: str) -> AdmittedR
             plan += [_decode(item)] * times
         cost = Cost(*map(float, content["cost"]))
         identifier, terms = content.get("identifier"), content.get("terms")
+        groups = tuple(content.get("groups", ()))
         if not isinstance(identifier, (str, type(None))) or not isinstance(terms, (str, type(None))):
             raise TypeError
-    return AdmittedRun(run, written, tuple(plan), cost, identifier, terms)
+        if not all(isinstance(name, str) for name in groups) or any(len(one.groups) != len(groups) for one in plan):
+            raise TypeError
+    return AdmittedRun(run, written, tuple(plan), cost, identifier, terms, groups)

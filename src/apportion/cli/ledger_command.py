@@ -19,7 +19,7 @@ from apportion.cli.output import print_lines, screen
 from apportion.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from apportion.accounting.ledger import Ledger
+    from apportion.accounting.ledger import AdmittedRun, Ledger
 
 app = typer.Typer(help="Declare, show, check and export the privacy ledger of a data set.", no_args_is_help=True)
 
@@ -67,6 +67,12 @@ def show(path: File, as_json: Annotated[bool, option("Print JSON for programs.",
     console.print(table)
     lines = [
         "steps planned: all that the run may take, with spare ones for crashes. steps charged: those that were paid for so far."
+    ]
+    lines += [
+        f"run {run['run']}, by group: "
+        + ", ".join(f"{name} ε = {epsilon:.4g}" for name, epsilon in run["groups"].items())
+        for run in facts["runs"]
+        if "groups" in run
     ]
     if facts["rule"]:
         lines += [
@@ -120,6 +126,15 @@ def _opened(path: Path) -> closing[Ledger]:
     return closing(Ledger.open(path))
 
 
+def _group_prices(run: AdmittedRun, delta: float) -> dict[str, float]:
+    """ε of a run's whole plan for each group of people, at the limit's δ."""
+    from apportion.accounting.accountant import PrivacyLossAccountant
+    from apportion.accounting.rules import events_of_group
+
+    price = PrivacyLossAccountant().epsilon
+    return {name: price(events_of_group(run.plan, number), delta) for number, name in enumerate(run.groups)}
+
+
 def _facts(ledger: Ledger) -> dict[str, Any]:
     """What is shown, as data."""
     from apportion.accounting.selection import TrialOfSearch
@@ -134,6 +149,7 @@ def _facts(ledger: Ledger) -> dict[str, Any]:
             "charged": sum(ledger.counts(run.number).values()),
             "cost": rule.describe(run.cost) if rule else "",
             "amounts": asdict(run.cost),
+            **({"groups": _group_prices(run, rule.limit.delta)} if rule and run.groups else {}),
         }
         for run in ledger.runs()
     ]
