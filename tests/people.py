@@ -15,7 +15,7 @@ from apportion.request import ClippedSum, UnclippedCount
 from runs import Gaussian
 
 GROUPS = {"strict": (1.0, 0.34), "medium": (2.0, 0.43), "loose": (3.0, 0.23)}
-CUT = 16.0
+CUT = 64.0
 """Thresholds, at which the gradient of a single record is cut before pooling."""
 
 
@@ -44,8 +44,8 @@ def curator(model, data, owners, *, mode="one-pass", micro_batch=256, mechanism=
         books or Books(),
         Randomness.seeded(seed),
         Execution(micro_batch=micro_batch),
-        Gaussian(mechanism),
         owners=owners,
+        mechanisms=Gaussian(mechanism),
     )
 
 

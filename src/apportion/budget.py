@@ -56,7 +56,7 @@ class User(Checked):
             known (None, NaN, or a function that fails) is not used; whether there is one is never said.
         k_max: how many records of a user are used at most. Of a user with more, those with the smallest keyed hash of the user's name and
             their place among the user's own records; whether there is such a user is never said.
-        pooling: "mean" or "sum" of the gradients of a user's records, before clipping. Each of them is cut at 16 thresholds first: what
+        pooling: "mean" or "sum" of the gradients of a user's records, before clipping. Each of them is cut at 64 thresholds first: what
             is left when huge ones cancel is rounding, which the other users of a micro-batch could move.
         coins: "user": one coin for each user, with probability q, and then all of the records. "record": one coin for each record, with
             probability q; a user is then in a batch with probability up to 1 − (1 − q)^k_max, and that is the rate that is paid for.

@@ -26,7 +26,7 @@ RAMP_WIDTH = 0.1
 FRAME_CHUNK_NUMBERS = 1 << 17
 """Numbers that are written out at a time: in float64 they stay in a core's cache."""
 
-POOLED_THRESHOLDS = 16.0
+POOLED_THRESHOLDS = 64.0
 """To how many thresholds the gradient of a single record is cut before it is added to the others of its user."""
 
 Rows = Mapping[str, Tensor]
@@ -158,7 +158,7 @@ def _norms(squares: Mapping[str, Tensor], releases: Sequence[Noised]) -> list[Te
 def pooling_factors(records: Gradients, sums: Sequence[ClippedSum]) -> Tensor:
     """By how much each record's gradient is multiplied before those of a user are added up, (b,); NaN where it is not finite.
 
-    It is cut to 16·C, over the parameters of every release; of a release with a stabiliser to 16·γ. Gradients of 10⁷·C that nearly
+    It is cut to 64·C, over the parameters of every release; of a release with a stabiliser to 64·γ. Gradients of 10⁷·C that nearly
     cancel would leave their last bits, which depend on the other users of a micro-batch, and clipping would make a vector of norm C of
     them.
     """
