@@ -36,6 +36,16 @@ def path(tmp_path):
     return file
 
 
+def test_a_limit_may_protect_users(tmp_path):
+    file = tmp_path / "patients.sqlite"
+    result = run("limit", file, "--name", "patients", "--epsilon", 3, "--delta", 1e-5, "--unit", "user")
+    assert result.exit_code == 0, result.output
+    assert json.loads(run("show", file, "--json").stdout)["unit"] == "user"
+    ledger = Ledger.attach(file)
+    with pytest.raises(InvalidArgument, match="same unit"):
+        Account(Budget(epsilon=3.0, delta=1e-6, unit=Record()), FixedPlan([TOKEN]), ledger)
+
+
 def damage(path):
     connection = sqlite3.connect(path)
     connection.executescript("DROP TRIGGER no_update; UPDATE entries SET written = 'x' WHERE number = 3;")
