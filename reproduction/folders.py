@@ -9,7 +9,12 @@ import typer
 
 HERE = Path(__file__).parent
 RESULTS, PICTURES = HERE / "results", HERE / "pictures"
-PAGES = (HERE / "README.md", HERE / "results.md", HERE.parent / "docs" / "choosing.md", HERE.parent / "docs" / "people.md")
+PAGES = (
+    HERE / "README.md",
+    HERE / "results.md",
+    HERE.parent / "docs" / "choosing.md",
+    HERE.parent / "docs" / "people.md",
+)
 
 ResultsFolder = Annotated[
     Path, typer.Option("--results", help="The folder of kept results.", show_default="reproduction/results")
