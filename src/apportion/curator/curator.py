@@ -320,21 +320,22 @@ class Curator:
         return draw.release()
 
     def _norm_ratios(self, request: Request, loss_fn: LossFunction) -> Floats:
-        """‖g_i‖/C of every record at the weights as they are: of that record and of released values, and of nothing else."""
+        """‖g_i‖/C of every record at the weights as they are: of that record and of released values, and of nothing else.
+
+        So each record runs alone. In a micro-batch the last bit of its norm would depend on the others, and where that bit moves its bound
+        to another level, or its account over the edge, somebody else's record would have decided whether it takes part.
+        """
         _require_priced_as_executed(request)
         self._require_all_parameters(request)
         self._engine.sync_weights()
         ratios = np.full(len(self._records), np.inf)
-        cuts = cut_evenly(len(ratios), self._execution.physical_batch(request.expected_batch_size))
         with watch_signals(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")
             torch.default_generator.manual_seed(int.from_bytes(os.urandom(7)))
-            for piece in self._records.read(np.arange(len(ratios)), cuts, Stream(os.urandom(KEY_BYTES))):
-                with contain_errors(ForeignParameter) as together:
-                    ratios[piece.members.numpy()] = norm_ratios(self._gradients(piece.batch, loss_fn), request)
-                for record in single_records(piece) if together.failure else ():
-                    with contain_errors():
-                        ratios[record.members.numpy()] = norm_ratios(self._gradients(record.batch, loss_fn), request)
+            alone = cut_evenly(len(ratios), 1)
+            for record in self._records.read(np.arange(len(ratios)), alone, Stream(os.urandom(KEY_BYTES))):
+                with contain_errors(ForeignParameter):
+                    ratios[record.members.numpy()] = norm_ratios(self._gradients(record.batch, loss_fn), request)
         return ratios
 
     def _add_records(self, draw: Draw, piece: Piece, loss_fn: LossFunction) -> None:

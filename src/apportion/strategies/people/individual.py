@@ -38,8 +38,8 @@ class IndividualFilter(_Individual):
 
     It pays where gradients differ: records that are learned early have short gradients and pay little. Without sampling (q = 1) the filters
     add up μ² and are exact; with it they are Rényi filters, which cost more than a fixed plan does: 8 to 36 % at z above 1, and far more
-    below. Every refresh is a pass over all records. With gradients of equal length it only costs: when everybody has spent the budget,
-    the rest of the run is noise.
+    below. Every refresh is a pass over all records, one by one. With gradients of equal length it only costs: when everybody has spent
+    the budget, the rest of the run is noise.
 
     Args:
         stretch: how many times longer the run is than its noise affords in the worst case.
