@@ -54,6 +54,8 @@ _RANGE = (1e-30, 1e30)
 """Of thresholds and frames: well inside of what float32 holds with all its digits, also after a headroom, a share and a multiplier."""
 FLOAT32_HEADROOM = 1e-4
 """How far rounding may push a clipped record beyond its threshold, relatively. Tests measure the real excess (about 1e-6)."""
+POOLED_THRESHOLDS = 64.0
+"""To how many thresholds the gradient of a single record is cut before it is added to the others of its user."""
 
 _RATE = check(probability, "it is a probability", "Use batch_size / population")
 _CHOICE_BUDGET = (positive, "without noise no finite epsilon holds", "Try epsilon=0.5")

@@ -47,7 +47,10 @@ def random_cases(number):
         yield events, float(10 ** generator.uniform(-8, -4.3))
 
 
-@pytest.mark.parametrize(("events", "delta"), list(random_cases(8)))
+@pytest.mark.parametrize(
+    ("events", "delta"),
+    [pytest.param(*case, marks=[pytest.mark.slow] if place > 2 else []) for place, case in enumerate(random_cases(8))],
+)
 def test_random_plans_lie_between_independent_bounds(events, delta):
     ours = ACCOUNTANT.epsilon(events, delta)
     assert ours >= independent(events, delta, upper=False) * (1 - 1e-9)
@@ -202,7 +205,7 @@ def test_a_fine_grid_is_not_needed_for_many_small_steps():
     assert ACCOUNTANT.epsilon({Event(1e-4, 1.0): 10**6}, 1e-8) == pytest.approx(0.658, rel=2e-3)
 
 
-@pytest.mark.parametrize("group", [2, 4])
+@pytest.mark.parametrize("group", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_groups_of_records(group):
     sensitivities, weights = list(range(group + 1)), [binom.pmf(j, group, 0.01) for j in range(group + 1)]
     one = reference.from_mixture_gaussian_mechanism(2.0, sensitivities, weights, value_discretization_interval=1e-4)

@@ -82,7 +82,7 @@ def noise_times(factor):
 def one_layer_unclipped(monkeypatch):
     real = curator.clip_and_sum
 
-    def sums(gradients, releases):
+    def sums(gradients, releases, clips):
         records = as_gradients(gradients)
         norms = records.squared_norms()
         name = list(norms)[-2]

@@ -256,7 +256,7 @@ def membership(records=2000, draws=400, rate=0.3):
     """Who was in which batch: one row a draw."""
     randomness, rows = Randomness.seeded(20), np.zeros((draws, records))
     for row in rows:
-        row[poisson_sample(records, rate, randomness.next_draw().coins)] = 1
+        row[poisson_sample(records, (rate,), randomness.next_draw().coins)] = 1
     return rows
 
 

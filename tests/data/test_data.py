@@ -887,6 +887,7 @@ def test_real_names():
     assert (names.train[0] == 1).sum() == 0  # the fixed alphabet has every letter
 
 
+@pytest.mark.slow
 def test_real_imdb():
     imdb = data.load("imdb", real("imdb"))
     for inputs, targets in (imdb.train, imdb.test.data):

@@ -63,6 +63,13 @@ VALID = {
         *(*BUDGET, "--recipe", "abadi", "--expected-trials", "3", "--distribution", "geometric"),
         *("--ledger", "shared.sqlite", "--out", "new", "--dry-run"),
     ),
+    "statistics": (
+        *("--data", "digits", "--of", "histogram", "--classes", "10", "--epsilon", "0.5", "--unit", "record"),
+    ),
+    "pate": (
+        *("--data", "digits", "--teachers", "6", "--queries", "5", "--group", "all:3:1", "--delta", "1e-5"),
+        *("--unit", "record", "--processes", "1", "--seed", "1", "--out", "new"),
+    ),
     "recipes": ("du-dynamic", "--set", "noise.ratio=3", "--html", "new.html"),
     "account": ("schedule.csv", "--delta", "1e-5"),
     "report": ("results.json", "--out", "new.html"),

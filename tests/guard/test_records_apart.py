@@ -202,11 +202,11 @@ def test_autocast_does_not_reach_norms_and_sums(books, layer):
         engine = build_engine(model, "one-pass")
         curator = Curator(records, engine, books, Randomness.seeded(seed), execution)
         draw = curator.open(Request(1.0, 1.0, 1.0, (ClippedSum(1.0),)))
-        ((inputs, _),) = draw.micro_batches()
+        (((inputs, _), members),) = draw.micro_batches()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             outputs = engine.forward(inputs[:1])
             (1e3 * torch.randn(outputs.shape) * outputs).sum().backward()
-            draw.add(engine.gradients())
+            draw.add(engine.gradients(), members[:1])
         worst = max(worst, float(torch.cat([part.double().flatten() for part in draw._sums.values()]).norm()))
     assert 0.999 <= worst <= BOUND
 

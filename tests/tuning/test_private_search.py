@@ -330,7 +330,8 @@ def test_other_weights_are_not_published_under_a_claim(search, five, ledger, tmp
         with pytest.raises(Crash):
             search()
     weights = tmp_path / "search/secret/trial-1/public/weights.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(TakenOver, match="another copy"):
         search(storage=ap.Storage(tmp_path / "search", ledger=ledger, resume=True))
     assert not (tmp_path / "search/winner").exists()

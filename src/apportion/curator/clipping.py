@@ -18,16 +18,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from apportion.request import ClippedSum, Frame, Noised, Statistic, UnclippedCount
+from apportion.request import POOLED_THRESHOLDS, ClippedSum, Frame, Noised, Statistic, UnclippedCount
 
 RAMP_WIDTH = 0.1
 """The width, in thresholds, over which a record passes from unclipped to clipped in a count (`UnclippedCount`)."""
 
 FRAME_CHUNK_NUMBERS = 1 << 17
 """Numbers that are written out at a time: in float64 they stay in a core's cache."""
-
-POOLED_THRESHOLDS = 64.0
-"""To how many thresholds the gradient of a single record is cut before it is added to the others of its user."""
 
 Rows = Mapping[str, Tensor]
 """For each trained parameter the gradients of b records: a tensor (b, *shape of the parameter)."""
