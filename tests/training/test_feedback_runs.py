@@ -920,7 +920,7 @@ def combinations(number):
 
 @pytest.mark.parametrize(
     ("clip", "noise", "update"),
-    [pytest.param(*one, marks=() if number < 8 else pytest.mark.slow) for number, one in enumerate(combinations(15))],
+    [pytest.param(*one, marks=() if number < 5 else pytest.mark.slow) for number, one in enumerate(combinations(15))],
     ids=lambda one: type(one).__name__,
 )
 def test_a_combination_is_within_budget_and_holds(clip, noise, update, records, budget):
