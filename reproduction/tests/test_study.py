@@ -182,6 +182,7 @@ def test_an_interrupted_study_goes_on(tmp_path, monkeypatch):
     assert results.missing == []
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_results_in_any_number_of_processes(kept):
     findings = recheck(StudyResults.open(read_study("made_up", content()), kept), 2, processes=2)
     assert [finding["same"] for finding in findings] == [True] * 2

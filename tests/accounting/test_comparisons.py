@@ -75,6 +75,7 @@ def test_our_price_is_the_independent_one(events, delta):
     assert price.agrees(PrivacyLossAccountant().epsilon(events, delta))
 
 
+@pytest.mark.slow
 def test_many_multipliers_are_bracketed():
     events = {Event(0.3, 3.0 + 0.01 * t): 1 for t in range(60)}
     price = independent_price(events, 1e-5)

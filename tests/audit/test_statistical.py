@@ -176,6 +176,7 @@ def test_a_release_that_is_not_finite_is_not_passed_over(monkeypatch):
         run(canaries=100, steps=1)
 
 
+@pytest.mark.slow
 def test_correct_library_raises_no_false_alarm():
     """At 95 % confidence one alarm in twenty is allowed; the bounds are cautious, and these seeds give none."""
     assert [run(canaries=400, steps=3, seed=seed).verdict for seed in range(12)] == [BELOW] * 12

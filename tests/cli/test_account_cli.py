@@ -111,6 +111,7 @@ def test_a_seeded_run_is_called_not_private(run_account, saved_run):
     assert "NOT private" in out
 
 
+@pytest.mark.slow
 def test_many_multipliers_are_compared_with_a_range(run_account, monkeypatch, tmp_path):
     events = {Event(0.3, 4.0 + 0.01 * t): 1 for t in range(42)}
     epsilon = PrivacyLossAccountant().epsilon(events, 1e-5)

@@ -99,6 +99,7 @@ def test_all_recipes_run_or_say_why_not(apportion, tmp_path):
     assert json.loads((tmp_path / "all" / "results.json").read_text())["skipped"] == results["skipped"]
 
 
+@pytest.mark.slow
 def test_a_recipe_that_does_not_fit_the_model_is_skipped_with_the_reason(apportion):
     """A linear model has no activation to temper."""
     code, out, _ = apportion(

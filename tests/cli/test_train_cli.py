@@ -54,6 +54,7 @@ def test_a_weak_delta_is_a_warning_of_one_line(apportion):
     assert warned[0].endswith("Use a tenth of 1/population or less: delta=7e-05.")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on(tmp_path, apportion):
     """The process of a run dies by SIGKILL; --resume needs nothing but the folder."""
     folder = tmp_path / "run"

@@ -839,6 +839,7 @@ def test_a_strategy_passes_the_conformance_suite(strategy):
     assert report.ok, str(report)
 
 
+@pytest.mark.slow
 @every_method
 def test_a_recipe_passes_the_replay(name, records):
     report = ap.audit.replay(make_model(), LOSS, records, name, steps=10)

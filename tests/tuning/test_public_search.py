@@ -54,6 +54,7 @@ def test_every_recipe_gets_the_same_trials_and_nothing_is_charged(search, plans)
     assert "free" in content["price"]
 
 
+@pytest.mark.slow
 def test_the_same_seed_finds_the_same_and_leaves_the_global_generator_alone(search):
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -86,6 +87,7 @@ def test_a_batch_has_the_same_size_on_fewer_public_records(search, records, budg
         assert executed.sampling.expected_batch_size == 20
 
 
+@pytest.mark.slow
 def test_hopeless_trials_are_pruned(search, plan, budget, monkeypatch):
     def made_up(task, session):
         return 1 / (1 + abs(session.optimizer.param_groups[0]["lr"] - 0.5))
