@@ -100,6 +100,19 @@ def test_a_step_that_is_not_remembered_is_charged_to_everybody_at_the_worst_case
     assert accounts.scales.tolist() == pytest.approx([0.1, 1.0]), "bounds stay"
 
 
+def test_whoever_cannot_pay_the_worst_case_of_a_forgotten_step_takes_part_no_more():
+    """Such a person may have taken part in it with a smaller bound: not to charge it would let the account go beyond the budget."""
+    _, accounts = filters(2)
+    accounts.bound(np.array([0.1, 1.0]))
+    while accounts.charge(EVENT)[1]:
+        pass  # until the second cannot pay any more
+    before = accounts.state()["spent"].copy()
+    accounts.charge_worst(EVENT)
+    assert (accounts.state()["spent"] > before).all(), "everybody is charged"
+    accounts.bound(np.array([0.1, 0.1]))
+    assert accounts.charge(EVENT).tolist() == [True, False]
+
+
 def test_state_survives():
     _, accounts = filters(4)
     accounts.bound(np.array([0.1, 0.2, 0.5, 1.0]))

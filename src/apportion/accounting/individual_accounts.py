@@ -129,10 +129,14 @@ class IndividualAccounts:
         return taking
 
     def charge_worst(self, event: Event) -> None:
-        """Charge everybody for a step of which nothing but its event is known, as if s were 1: after a crash, no less was spent."""
-        kept, self._level = self._level, np.full(len(self._level), len(self._levels) - 1)
-        self.charge(event)
-        self._level = kept
+        """Charge everybody for a step of which nothing but its event is known, as if s were 1: after a crash, no less was spent.
+
+        Also those for whom that is too much: they may have taken part with less, and whoever has no order left takes part no more.
+        """
+        self.charges += 1
+        self._spent = self._spent + self._measure.cost(event)
+        if self._allowed is not None:
+            self._alive &= self._spent <= self._allowed
 
     def epsilons(self, delta: float) -> Floats:
         """ε_i(δ) of what everybody has spent."""
