@@ -213,11 +213,6 @@ class Budget(Checked):
         epsilon = max(group.epsilon for group in declared)
         return cls(epsilon=epsilon, delta=delta, unit=unit, groups=declared, labels=labels)
 
-    @property
-    def strictest(self) -> float:
-        """The smallest ε that somebody asked for."""
-        return min((group.epsilon for group in self.groups), default=self.epsilon)
-
     def group_number(self, name: str) -> int:
         """The place of a group, by its name."""
         names = [group.name for group in self.groups]

@@ -44,9 +44,9 @@ class GroupProblem:
     accountant: Accountant
     coins_per_unit: int = 1
 
-    def scale_for(self, epsilon: float, rate: float | None = None) -> float:
+    def scale_for(self, epsilon: float) -> float:
         """The noise with which everybody spends `epsilon`, at the rate of all."""
-        rate = rate_of_any(self.sample_rate if rate is None else rate, self.coins_per_unit)
+        rate = rate_of_any(self.sample_rate, self.coins_per_unit)
         return calibrate(self.accountant, self.shape, sample_rate=rate, epsilon=epsilon, delta=self.delta)
 
     def price(self, rate: float, scale: float) -> float:

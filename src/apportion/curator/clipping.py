@@ -106,7 +106,7 @@ def clip_and_sum(
     records = as_gradients(gradients)
     frames = _frames_of(releases)
     squares = squared_norms(records, releases)
-    norms = _norms(squares, releases)
+    norms = release_norms(squares, releases)
     clips = None if clips is None else clips.to(norms[0].device)
     finite = torch.stack([norm.isfinite() for norm in norms]).all(0)
     if not finite.all():
@@ -144,7 +144,7 @@ def squared_norms(records: Gradients, releases: Sequence[Noised]) -> dict[str, T
     return squares | {name: framed_squared_norms(records, name, frame) for name, frame in frames.items()}
 
 
-def _norms(squares: Mapping[str, Tensor], releases: Sequence[Noised]) -> list[Tensor]:
+def release_norms(squares: Mapping[str, Tensor], releases: Sequence[Noised]) -> list[Tensor]:
     """‖g_i‖ over the parameters of each release."""
     return [
         torch.stack([squares[name] for name in group_names(release, list(squares))]).sum(0).sqrt()
@@ -159,7 +159,7 @@ def pooling_factors(records: Gradients, sums: Sequence[ClippedSum]) -> Tensor:
     cancel would leave their last bits, which depend on the other users of a micro-batch, and clipping would make a vector of norm C of
     them.
     """
-    norms = _norms(squared_norms(records, sums), sums)
+    norms = release_norms(squared_norms(records, sums), sums)
     limits = [POOLED_THRESHOLDS * (release.stabiliser or release.threshold) for release in sums]
     factors = [
         torch.where(norm.isfinite(), limit / norm.clamp(min=limit), torch.nan)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apportion.curator.clipping import Gradients, Rows, as_gradients, group_names, squared_norms
+from apportion.curator.clipping import Gradients, Rows, as_gradients, release_norms, squared_norms
 from apportion.request import Event, Request
 
 Numbers = NDArray[np.int64]
@@ -71,12 +71,10 @@ class IndividualBounds:
 
 def norm_ratios(gradients: Gradients | Rows, request: Request) -> Floats:
     """The largest ‖g_i‖/C over the sums of a request, for each record; ∞ where a gradient is not finite."""
-    records = as_gradients(gradients)
-    squares = squared_norms(records, request.sums)
+    norms = release_norms(squared_norms(as_gradients(gradients), request.sums), request.sums)
     ratios = [
         torch.ones_like(norm) if release.stabiliser is not None else norm / release.threshold
-        for release in request.sums
-        for norm in [torch.stack([squares[name] for name in group_names(release, list(squares))]).sum(0).sqrt()]
+        for release, norm in zip(request.sums, norms, strict=True)
     ]
     largest = torch.stack(ratios).max(dim=0).values.detach().cpu()
     found: Floats = torch.where(largest.isfinite(), largest, torch.inf).double().numpy()
