@@ -60,6 +60,8 @@ SMALL = WORK | PRICES | BOUNDS
 _LIMIT = "a limit on what is asked for; tests ask for more"
 _FORMAT = "the format of a file or of a key: no other value can be read"
 HARMLESS = {
+    "curator.foreign_code.MAX_TEXT": "of a text for the owner of the data",
+    "curator.problems.MAX_TEXTS": "of a list for the owner of the data",
     "execution.MAX_MICRO_BATCH": "a limit on micro-batches, which tests give sizes of their own and cross",
     "curator.gradients.convolution.MAX_GRAM_ENTRIES": "chooses between two ways to a norm, both compared with the reference",
     "models.inspection._ROUNDS": "repeats a measurement of time",
@@ -101,6 +103,7 @@ HARMLESS = {
 }
 HARMLESS_INSIDE = {
     "training.individual_runs.write_estimate": "the permissions of files that are secret",
+    "training.session.write_problems": "the permissions of files that are secret",
     "accounting.accountant._epsilon": "the cache, and how many nodes a group may have",
     "accounting.chain._code": "a mask of bits",
     "accounting.chain.new_file": "the rights of a file",

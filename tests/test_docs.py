@@ -110,13 +110,13 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall(SITE[page])
     names = {"__name__": "page", "model": torch.nn.Linear(3, 2), "loss_fn": torch.nn.functional.cross_entropy}
-    names["records"] = torch.randn(20, 3), torch.zeros(20, dtype=torch.long)
+    names["records"] = torch.randn(1437, 3), torch.zeros(1437, dtype=torch.long)  # as many as the pages declare
     if "patients.sqlite" in "".join(blocks):
         limit = ap.Budget(epsilon=3.0, delta=1e-6, unit=ap.Record())
         ap.Ledger.create(tmp_path / "patients.sqlite", name="patients", rule=GaussianRuns(limit))
     if "runs/mine" in "".join(blocks):
         budget = ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.Record())
-        plan = ap.plan(budget=budget, population=20, sample_rate=0.5, steps=2)
+        plan = ap.plan(budget=budget, population=1437, sample_rate=0.5, steps=2)
         storage = ap.Storage(folder="runs/mine")
         ap.train(torch.nn.Linear(3, 2), names["loss_fn"], names["records"], plan, lr=0.1, storage=storage)
     for block in blocks:

@@ -109,7 +109,8 @@ def test_planning_needs_no_torch():
 def test_printed_it_is_a_table_and_in_a_notebook_a_drawing(dynamic):
     text = str(dynamic).splitlines()
     assert text[0].startswith(f"du-dynamic: ε = {dynamic.epsilon:.4f} of 3, δ = 1e-05, unit: one record")
-    assert text[2].split() == ["step", "epoch", "noise", "z", "clip", "C", "ε", "so", "far"]
+    assert text[2].startswith("usable records are counted in the first 3 steps, with 1.00% of their price")
+    assert text[3].split() == ["step", "epoch", "noise", "z", "clip", "C", "ε", "so", "far"]
     assert text[-1].split()[0] == "60"
     assert float(text[-1].split()[-1]) == pytest.approx(dynamic.epsilon, abs=0.01)
     drawing = planned(replace(named("abadi"), name="<script>"))._repr_html_()
@@ -120,7 +121,7 @@ def test_printed_it_is_a_table_and_in_a_notebook_a_drawing(dynamic):
 @pytest.mark.parametrize("steps", [1, 4, 43])
 def test_the_rows_of_a_printed_plan_are_evenly_spaced(steps):
     lines = str(planned("abadi", epochs=None, steps=steps)).splitlines()
-    shown = [int(line.split()[0]) for line in lines[3:]]
+    shown = [int(line.split()[0]) for line in lines[4:]]
     assert shown == {1: [1], 4: [1, 2, 3, 4], 43: [1, 8, 15, 22, 29, 36, 43]}[steps]
 
 

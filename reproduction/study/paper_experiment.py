@@ -57,6 +57,7 @@ class PaperExperiment(Experiment):
         kind: "training" trains; "price" only computes what the plan costs from step to step; "norms" trains on data that is a published
             benchmark, and therefore public, and records the median norm of its unclipped gradients.
         paper_epsilon: what the source claims to have spent, where it is not `epsilon`.
+        count_usable: off: the records are known to be good, and kept cells can be repeated to the bit.
     """
 
     label: str | None = None
@@ -64,6 +65,7 @@ class PaperExperiment(Experiment):
     recipe: tuple[PaperChoice, ...] = ()
     later: tuple[Later, ...] = ()
     paper_epsilon: float | None = None
+    count_usable: bool = False
 
     @property
     def shown(self) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from apportion.accounting.accountant import PrivacyLossAccountant
     from apportion.accounting.ledger import Ledger
     from apportion.budget import Budget, Group, Public, Record, User
+    from apportion.domain import Domain
     from apportion.errors import (
         ApportionError,
         BudgetExhausted,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         MissingExtra,
         PrivacyViolation,
         UnsupportedModel,
+        UnusableRecords,
         WrongOrder,
     )
     from apportion.execution import Execution
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
         Released,
         Request,
         UnclippedCount,
+        UsableCount,
     )
     from apportion.strategies import clip, noise, people, recipes, update
     from apportion.strategies.citations import cite
@@ -85,6 +88,7 @@ __all__ = [
     "ClippedSum",
     "Context",
     "DataNotFound",
+    "Domain",
     "Event",
     "Execution",
     "FeedbackNoise",
@@ -116,7 +120,9 @@ __all__ = [
     "Tuned",
     "UnclippedCount",
     "UnsupportedModel",
+    "UnusableRecords",
     "Update",
+    "UsableCount",
     "User",
     "ValidatedNoise",
     "WrongOrder",
@@ -159,8 +165,10 @@ __getattr__, __dir__ = lazy_names(
             "MissingExtra",
             "PrivacyViolation",
             "UnsupportedModel",
+            "UnusableRecords",
             "WrongOrder",
         ),
+        "domain": ("Domain",),
         "execution": ("Execution",),
         "models.check": ("check",),
         "models.fix": ("fix",),
@@ -169,7 +177,7 @@ __getattr__, __dir__ = lazy_names(
         "reporting.write": ("report",),
         "request": (
             *("ClippedSum", "Event", "FirstGain", "Frame", "Line", "LowestLoss", "NormSum", "Released", "Request"),
-            *("GroupFactors", "UnclippedCount"),
+            *("GroupFactors", "UnclippedCount", "UsableCount"),
         ),
         "statistics": (".",),
         "strategies.citations": ("cite",),

@@ -6,6 +6,7 @@
      ├── UnsupportedModel    a layer or loss without a gradient of its own for each record
      ├── BudgetExhausted     a release that the declared plan does not cover
      ├── PrivacyViolation    an audit has shown that a stated guarantee does not hold
+     ├── UnusableRecords     a noisy count has shown that most records of a run contribute nothing
      ├── WrongOrder          the training loop of a person called things in an order that breaks the guarantee
      ├── MissingExtra        a package that only some parts need is not installed (also an ImportError)
      └── DataNotFound        a data set that is not on this machine
@@ -61,6 +62,10 @@ class BudgetExhausted(ApportionError):
 
 class PrivacyViolation(ApportionError):
     """An audit has shown that a stated guarantee does not hold."""
+
+
+class UnusableRecords(ApportionError):
+    """By a noisy count, which is part of the plan, most records contribute nothing to a run. It has stopped, and can be resumed."""
 
 
 class WrongOrder(ApportionError, RuntimeError):

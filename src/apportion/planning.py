@@ -33,7 +33,17 @@ from apportion.accounting.rules import (
 )
 from apportion.budget import UNITS, Budget, Group, Selector, User, require_budget
 from apportion.errors import InvalidArgument
-from apportion.request import Event, GroupFactors, Noised, NormSum, Request, event_for, rate_of_any
+from apportion.request import (
+    ClippedSum,
+    Event,
+    GroupFactors,
+    Noised,
+    NormSum,
+    Request,
+    UsableCount,
+    event_for,
+    rate_of_any,
+)
 from apportion.sampling import MOST_STEPS, Sampling
 from apportion.strategies.context import Context
 from apportion.strategies.descriptions import build
@@ -49,6 +59,7 @@ from apportion.strategies.roles import (
     Question,
     SteeringUpdate,
 )
+from apportion.usable import UsableCheck
 
 FORMAT = 1
 """Of a plan's JSON."""
@@ -80,6 +91,7 @@ class Plan:
         spare: tokens beyond the T steps, for steps that are taken again after a crash. They have the smallest multiplier of the plan,
             so that each covers any step, and cost like any other. A filter needs none: it pays for what is asked.
         factors: of each group of the budget, in its order; none if the budget is the same for everybody.
+        usable: in how many of the first steps, and with which share of their price, usable records are counted; `None` for no count.
 
     Examples:
         >>> import apportion as ap
@@ -97,6 +109,7 @@ class Plan:
     multipliers: tuple[float, ...]
     spare: int = 0
     factors: tuple[GroupFactors, ...] = ()
+    usable: UsableCheck | None = None
 
     def __post_init__(self) -> None:
         for name, kind in (("recipe", Recipe), ("sampling", Sampling)):
@@ -108,6 +121,9 @@ class Plan:
         reason = "without noise there is no privacy"
         positive = (validate.positive("multipliers", one, reason, "Use apportion.plan") for one in self.multipliers)
         validate.store(self, multipliers=tuple(positive), spare=_require_spare(self.spare, self.recipe))
+        if self.usable is not None and (type(self.usable) is not UsableCheck or self.usable.steps > self.steps):
+            reason = f"it is not a UsableCheck of at most {self.steps} steps"
+            raise InvalidArgument("usable", validate.shown(self.usable), reason, "Use apportion.plan")
         if len(self.factors) != len(self.budget.groups):
             raise InvalidArgument(
                 "factors",
@@ -188,6 +204,19 @@ class Plan:
             budget = replace(budget, labels=labels)
         return replace(self, budget=budget)
 
+    def with_usable_count(self) -> Plan:
+        """The same plan with a count of usable records in its first steps, at the same ε, if that costs little enough.
+
+        Where single people have accounts of their own, there is none: it is not in their bounds.
+        """
+        if isinstance(self.recipe.people, (IndividualEstimate, IndividualFilter)):
+            return self
+        coins = self.budget.unit.coins_per_unit
+        like = Request(
+            self.sampling.sample_rate, 1.0, self.expected_batch_size, (ClippedSum(1.0),), self.factors, coins
+        )
+        return replace(self, usable=UsableCheck.affordable(self.multipliers, like.expected_weight))
+
     @property
     def accountant(self) -> str:
         """The name of what prices it."""
@@ -204,7 +233,7 @@ class Plan:
         budget = replace(self.budget, labels=None)
         if isinstance(budget.unit, User):
             budget = replace(budget, unit=replace(budget.unit, ids=None))
-        return Plan, (self.recipe, budget, self.sampling, self.multipliers, self.spare, self.factors)
+        return Plan, (self.recipe, budget, self.sampling, self.multipliers, self.spare, self.factors, self.usable)
 
     def rule(self) -> Rule:
         """The rule under which an account executes the plan: it follows from the types of the strategies (`strategies/roles.py`)."""
@@ -246,6 +275,8 @@ class Plan:
         releases = self.clip.propose(clip_state, context)
         if question.threshold != 1:
             releases = tuple(scale_threshold(release, question.threshold) for release in releases)
+        if self.usable is not None and context.step <= self.usable.steps:
+            releases = _with_count(releases, self.usable.share)
         return Request(rate, context.noise_multiplier, size, releases, self.factors, coins)
 
     def thresholds(self) -> list[float]:
@@ -282,6 +313,7 @@ class Plan:
             f"{self.expected_batch_size:g} of {sampling.population:,} expected in a batch",
             *self._group_lines(),
             *self._coin_lines(),
+            self._usable_line(),
             f"{'step':>9}{'epoch':>8}{'noise z':>10}{'clip C':>10}{'ε so far':>10}",
         ]
         thresholds = self.thresholds()
@@ -320,6 +352,16 @@ class Plan:
             f"noise for each user in a batch, in units of C, with coins {shown}: coins={cheaper!r} is cheaper if users have k_max records"
         ]
 
+    def _usable_line(self) -> str:
+        if self.usable is None:
+            return (
+                "usable records are not counted: if all of them fail, the budget is spent on noise, and nothing says so"
+            )
+        return (
+            f"usable records are counted in the first {self.usable.steps} steps, with {self.usable.share:.2%} of their price; if fewer "
+            "than half are, the run stops"
+        )
+
     def _group_lines(self) -> list[str]:
         """What each group gets and pays."""
         if not self.factors:
@@ -349,6 +391,7 @@ class Plan:
             "spare": self.spare,
             "multipliers": multipliers,
             **({"factors": [asdict(one) for one in self.factors]} if self.factors else {}),
+            **({"usable": asdict(self.usable)} if self.usable is not None else {}),
         }
 
     def to_json(self) -> str:
@@ -375,6 +418,7 @@ class Plan:
                 multipliers=tuple(_spread(content["multipliers"])),
                 spare=content["spare"],
                 factors=tuple(GroupFactors(**one) for one in content.get("factors", ())),
+                usable=UsableCheck(**content["usable"]) if "usable" in content else None,
             )
             stated = validate.positive("epsilon", content["epsilon"], "it is the plan's price", "Restore the file")
         except InvalidArgument:
@@ -414,6 +458,7 @@ def plan(
     epochs: float | None = None,
     steps: int | None = None,
     spare: int = 0,
+    count_usable: bool = True,
 ) -> Plan:
     """Solve the noise from the budget, or, for a given multiplier, keep as many of its steps as the budget affords.
 
@@ -427,6 +472,9 @@ def plan(
         spare: how many steps can be taken again, over the whole run, if crashes lose their results. They are part of the plan and
             cost like any other (100 spare ones beside 5,000 raise ε from 1.181 to 1.193). When they are used up, or there are
             none, a crash loses the steps since the last checkpoint instead.
+        count_usable: whether a noisy count in the first few steps says how many records can be used, so that a run whose labels are all
+            out of range stops instead of spending its budget on noise. It takes at most a hundredth of the price of these steps, and
+            nothing beyond the budget (`apportion.usable`). Where batches are so small that it would cost more, there is none.
 
     Returns:
         A `Plan`: `plan.epsilon`, `plan.multipliers`, `print(plan)`, `plan.to_json()`; for `train`, `make_private` and `audit.replay`.
@@ -441,7 +489,8 @@ def plan(
     sampling = Sampling.declare(
         population=population, batch_size=batch_size, epochs=epochs, sample_rate=sample_rate, steps=steps
     )
-    return plan_steps(chosen, budget, sampling, spare)
+    made = plan_steps(chosen, budget, sampling, spare)
+    return made.with_usable_count() if count_usable else made
 
 
 def plan_steps(
@@ -661,9 +710,19 @@ def _orders_near(best: float) -> tuple[float, ...]:
 
 def scale_threshold(release: Noised, factor: float) -> Noised:
     """The same release with its threshold or bound multiplied."""
+    if isinstance(release, UsableCount):
+        return release
     if isinstance(release, NormSum):
         return replace(release, bound=release.bound * factor)
     return replace(release, threshold=release.threshold * factor)
+
+
+def _with_count(releases: tuple[Noised, ...], share: float) -> tuple[Noised, ...]:
+    """The releases of a clip and the count of usable records, which share one price."""
+    if any(isinstance(one, UsableCount) for one in releases):
+        reason = "the plan itself counts usable records"
+        raise InvalidArgument("clip.propose", "UsableCount", reason, "Leave it out, or plan with count_usable=False")
+    return (*(replace(one, share=one.share * (1 - share)) for one in releases), UsableCount(share=share))
 
 
 def _require_noise(recipe: Recipe) -> NoiseSchedule | FeedbackNoise:
@@ -723,6 +782,7 @@ def _read(text: str) -> dict[str, Any]:
         "spare",
         "multipliers",
         "factors",
+        "usable",
         "epsilon",
         "accountant",
     )

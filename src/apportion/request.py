@@ -397,6 +397,32 @@ class NormSum(Checked):
         return self.bound
 
 
+@final
+@dataclass(frozen=True)
+class UsableCount(Checked):
+    """Release Σ_i (u_i − ½) over the units of a batch, u_i = 1 if unit i contributes to the gradient and 0 if it cannot.
+
+    A record cannot contribute if it cannot be read, lies outside of the declared domain, makes the model or the loss fail, or has a
+    gradient that is not finite; a user, if none of its records can. The sum is below 0 where fewer than half of a batch contribute.
+
+    Args:
+        share: as of `ClippedSum`.
+
+    Guarantee: adding or removing one record changes the sum by exactly ½.
+    """
+
+    share: float = field(default=1.0, metadata=_SHARE)
+
+    @property
+    def parameters(self) -> tuple[str, ...] | None:
+        """It is about all of them."""
+        return None
+
+    @property
+    def sensitivity(self) -> float:
+        return 0.5
+
+
 _LINE = check(instance_of(Line), "it says what the candidates are", "Pass Line(direction, step_sizes)")
 _LOSS_BOUND = check(_read_threshold, "it bounds what one record can add to a summed loss", "Try bound=3.0")
 _HEADROOM = (non_negative, "it is a relative rounding error", "Try 1e-4")
@@ -494,8 +520,8 @@ class FirstGain(Checked):
         return Choice(self.epsilon)
 
 
-Statistic = UnclippedCount | NormSum
-"""One number about the norms of a batch."""
+Statistic = UnclippedCount | NormSum | UsableCount
+"""One number about the gradients of a batch."""
 
 Noised = ClippedSum | Statistic
 """A release with Gaussian noise."""
@@ -505,7 +531,7 @@ Selection = LowestLoss | FirstGain
 
 Release = Noised | Selection
 
-NOISED = (ClippedSum, UnclippedCount, NormSum)
+NOISED = (ClippedSum, UnclippedCount, NormSum, UsableCount)
 SELECTIONS = (LowestLoss, FirstGain)
 KINDS = (*NOISED, *SELECTIONS)
 """The releases there are. Compared with `type(...)`: a subclass could claim another sensitivity than the one that is executed."""
@@ -687,6 +713,16 @@ class Released:
     gradient: Mapping[str, Tensor]
     statistics: tuple[float, ...] = ()
     selected: tuple[int | None, ...] = ()
+
+    def split_usable(self) -> tuple[Released, float | None]:
+        """This answer without the one to a `UsableCount`, which is not for strategies, and that one; `None` if it was not asked for.
+
+        It is asked last, and answered as Σ_i (u_i − ½) + noise, divided by the expected weight of a batch.
+        """
+        if not self.request.statistics or type(self.request.statistics[-1]) is not UsableCount:
+            return self, None
+        *others, answer = self.statistics
+        return Released(self.request, self.gradient, tuple(others), self.selected), answer
 
     def __repr__(self) -> str:  # a gradient of a million numbers is no help in a traceback
         names: Any = list(self.gradient)

@@ -401,7 +401,7 @@ def test_a_threshold_changed_inside_a_logical_batch_waits_for_the_next_one(model
         lambda t, deviation, *rest: deviations.append(deviation) or noise(t, deviation, *rest),
     )
     monkeypatch.setattr(
-        curator_module, "clip_and_sum", lambda r, releases, _: clips.append(releases[0].threshold) or sums(r, releases)
+        curator_module, "clip_and_sum", lambda r, releases, *_: clips.append(releases[0].threshold) or sums(r, releases)
     )
     strategy = Restless()
     run = private(

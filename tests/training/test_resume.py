@@ -102,7 +102,9 @@ def test_the_state_comes_back_bit_for_bit(tmp_path, dies, monkeypatch):
 
     monkeypatch.setattr("apportion.training.train.take_steps", look)
     train(tmp_path / "run", "fresh", True, STEPS, 5, Sudden())
-    moving = {key: saved[key] for key in ("step", "model", "optimizer", "scheduler", "clip", "noise", "update")}
+    moving = {
+        key: saved[key] for key in ("step", "model", "optimizer", "scheduler", "usable", "clip", "noise", "update")
+    }
     assert pack(moving) == pack(seen)
     assert saved["optimizer"]["state"][0]["momentum_buffer"].abs().sum() > 0
     assert saved["scheduler"]["last_epoch"] == 5, "a step whose clip could not observe it changes nothing"
@@ -340,6 +342,7 @@ def test_a_checkpoint_holds_no_code_and_no_random_state(tmp_path, dies):
     state = unpack(content.split(b"\n", 2)[2])
     assert set(state) == {
         "configuration",
+        "usable",
         "step",
         "model",
         "optimizer",

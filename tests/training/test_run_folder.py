@@ -52,6 +52,7 @@ def test_the_folder_has_a_public_and_a_secret_half(run, tmp_path):
         "public/weights.safetensors",
         "secret/checkpoint",
         "secret/ledger.sqlite",
+        "secret/problems.jsonl",
     ]
 
 

@@ -37,8 +37,7 @@ class Neighbour:
     Args:
         name: for people.
         before, after: the last record of D and of D′, a batch of one; `None` if there is none.
-        multiple: how many times the sensitivity the two may lie apart: 1 if a record is added or removed (a record that cannot be
-            evaluated contributes zero), 2 if one is replaced.
+        multiple: how many times the sensitivity the two may lie apart: 1 if a record is added or removed, 2 if one is replaced.
         readable: whether reading the last record of D′ works.
     """
 
@@ -90,7 +89,7 @@ def neighbours(record: Batch, outlier: Batch, *, broken: bool) -> tuple[Neighbou
         pairs += [
             Neighbour(f"{name} added", None, (_floats(inputs, change), target)) for name, change in changes.items()
         ]
-        pairs.append(Neighbour("replaced by NaN", record, (_floats(inputs, _all_nan), target)))
+        pairs.append(Neighbour("replaced by NaN", record, (_floats(inputs, _all_nan), target), multiple=2.0))
     if broken and _any(inputs, _is_integer):
         pairs.append(Neighbour("number out of range added", None, (_integers(inputs, _out_of_range), target)))
     if broken and _any(target, _is_integer):

@@ -18,6 +18,7 @@ Source of the idea: Re:cord-play (arXiv 2602.17454).
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,6 +42,7 @@ from apportion.curator.curator import Curator, LossFunction
 from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.records import Batch, Records, as_records
 from apportion.curator.tree import map_tensors
+from apportion.domain import Domain
 from apportion.errors import InvalidArgument, UnsupportedModel
 from apportion.execution import Execution, Mode
 from apportion.models.check import copy_model
@@ -53,15 +55,19 @@ from apportion.strategies.roles import FeedbackNoise, SteeringUpdate
 from apportion.training.loop import take_steps
 from apportion.training.opening import open_session, require_trainable
 from apportion.training.optimizers import OptimizerFactory, build_optimizer
+from apportion.training.preflight import expected_domain
 from apportion.training.private import Private
 from apportion.training.record_loss import Reduction
 from apportion.training.session import Setup
+from apportion.usable import UsableCheck
 
 RECORDS = 12
 """How many records the data sets share."""
 SAMPLE_RATE = 0.5
 POPULATION = 2_000
 """What is declared. Strategies that divide a step's budget by the batch size would find twelve records too few."""
+COUNTED = 3
+"""In how many steps usable records are counted."""
 
 EPSILON = 8.0
 GROUPS = (Group("strict", 2.0, 0.34), Group("medium", 4.0, 0.43), Group("loose", EPSILON, 0.23))
@@ -85,6 +91,7 @@ class Subject:
     plan: Plan
     execution: Execution
     engine: EngineChoice
+    domain: Domain
 
     def run(
         self, common: Batch, last: Batch | None, recorder: Recorder, *, readable: bool = True, group: int = 0
@@ -105,16 +112,19 @@ class Subject:
             randomness=recorder.randomness,
             scheduler=None if self.scheduler is None else self.scheduler(optimizer),
             validation=self.validation,
+            domain=self.domain,
             own_loop=self.loop is not None,
             build_curator=partial(Curator, mechanisms=recorder),
         )
         session = open_session(setup)
         recorder.watch(session)
-        if self.loop is not None:
-            self.loop(Private(session, self.loss_reduction))
-        else:
-            assert self.loss_fn is not None
-            take_steps(session, copy_model(self.loss_fn) if isinstance(self.loss_fn, nn.Module) else self.loss_fn)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "By a noisy count", UserWarning)  # of far fewer records than are declared
+            if self.loop is not None:
+                self.loop(Private(session, self.loss_reduction))
+            else:
+                assert self.loss_fn is not None
+                take_steps(session, copy_model(self.loss_fn) if isinstance(self.loss_fn, nn.Module) else self.loss_fn)
 
 
 def audited_recipe(plan: Plan | Recipe | str) -> Recipe:
@@ -189,9 +199,10 @@ def replay(
         lr=lr,
         scheduler=scheduler,
         validation=Public(common),
-        plan=plan_steps(recipe, budget, Sampling(population=POPULATION, sample_rate=SAMPLE_RATE, steps=steps)),
+        plan=_audited_plan(recipe, budget, steps, counted=not isinstance(plan, Plan) or plan.usable is not None),
         execution=execution or Execution(),
         engine=choice,
+        domain=expected_domain(None, subject_model, None if loop else loss_fn, records),
     )
     with torch.random.fork_rng(devices=[]):
         outlier = outlier_of(subject.model, None if loop else loss_fn, subject.engine, common, record)
@@ -221,6 +232,13 @@ def _audited_budget(plan: Plan | Recipe | str, recipe: Recipe) -> Budget:
         return Budget.of_groups(scaled, delta=1e-5, unit=unit)
     epsilon = EPSILON if getattr(recipe.noise, "multiplier", None) is None else 1e3
     return Budget(epsilon=epsilon, delta=1e-5, unit=unit)
+
+
+def _audited_plan(recipe: Recipe, budget: Budget, steps: int, *, counted: bool) -> Plan:
+    """A plan for few records, which counts usable ones as a run of many would, whatever that costs here."""
+    plan = plan_steps(recipe, budget, Sampling(population=POPULATION, sample_rate=SAMPLE_RATE, steps=steps))
+    individual = isinstance(recipe.people, (IndividualEstimate, IndividualFilter))
+    return replace(plan, usable=UsableCheck(min(COUNTED, plan.steps), 0.1)) if counted and not individual else plan
 
 
 def _treats_groups(recipe: Recipe) -> bool:

@@ -81,6 +81,11 @@ class Planned:
     steps: int = option("Number of updates.", "of digits 200")
     epochs: float = option("Instead of --steps; an epoch is round(1/q) steps.", "10")
     batch_size: int = option("Instead of --sample-rate: expected batch size.", "512")
+    count_usable: bool = option(
+        "A noisy count of usable records, at a hundredth of the price of the first few steps, stops a run in which most fail.",
+        "counted",
+        name="--count-usable/--no-count-usable",
+    )
 
 
 class Owners:

@@ -18,6 +18,7 @@ from apportion.compare.defaults import published_population, with_training_defau
 from apportion.compare.resolve import resolve
 from apportion.errors import ApportionError, InvalidArgument
 from apportion.extras import EXTRAS, require_extra
+from apportion.training.storage import PROBLEMS
 
 if TYPE_CHECKING:
     from apportion.compare.experiment import Experiment
@@ -87,8 +88,6 @@ def train(
 
 def _from_options(said: dict[str, Any]) -> tuple[Experiment, Plan | None]:
     """The experiment that the options describe, and its plan; `None` for training without privacy."""
-    from apportion.planning import plan_steps
-
     recipes, data = said.get("recipe", [options.DEFAULT_RECIPE]), said["data"]
     if len(recipes) > 1:
         fix = "Pass one, or compare several with `apportion compare`"
@@ -108,7 +107,7 @@ def _from_options(said: dict[str, Any]) -> tuple[Experiment, Plan | None]:
     if not recipe.private:
         return described, None
     spare = said.get("spare", options.default_spare(recipe, sampling.steps))
-    return described, plan_steps(recipe, described.budget(), sampling, spare)
+    return described, described.plan(recipe, spare)
 
 
 def _from_file(said: dict[str, Any]) -> tuple[Experiment, Plan]:
@@ -184,3 +183,7 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
         for group in run.details.get("groups", ()):
             print_error_stream(f"  {group['name']}: ε = {group['epsilon']:.4f} of {group['budget']:g}")
         print_error_stream(f"Privacy statement: {(folder / STATEMENT).with_suffix('.md')}")
+        print_error_stream(
+            f"{folder / PROBLEMS} says exactly which records could not be used. It is for the owner of the data: do not publish it, and do "
+            "not change settings by it without counting that as a private decision."
+        )

@@ -24,7 +24,7 @@ from apportion.curator.tree import call_model, map_tensors
 from apportion.errors import InvalidArgument
 from apportion.execution import Execution
 from apportion.models.temper import temper
-from apportion.planning import Plan, plan_steps
+from apportion.planning import Plan
 from apportion.reporting.result import HistoryEntry, NotRun, Results, RunResult
 from apportion.reporting.series import group_series
 from apportion.reporting.write import describe_run
@@ -107,7 +107,7 @@ def run_recipe(
     setup = _set_up(experiment, choice, subject, seed, choice.recipe() if plan is None else plan.recipe)
     started = time.perf_counter()
     if setup.recipe.private:
-        plan = experiment.own(plan or plan_steps(setup.recipe, experiment.budget(), setup.sampling), subject)
+        plan = experiment.own(plan or experiment.plan(setup.recipe), subject)
         scheduler = _scheduler(experiment.followed(choice), setup.sampling)
         result = _train_privately(setup, plan, scheduler, storage or Storage(folder), progress, probe)
         result = replace(result, details={**result.details, "folder": None if folder is None else str(folder)})
@@ -188,6 +188,8 @@ def _train_privately(
     probe: Callable[[nn.Module], float] | None,
 ) -> RunResult:
     known, probed = setup.result, {}
+    records = as_records(setup.subject.train)
+    records.found = setup.subject.problems
     validated = isinstance(plan.noise, ValidatedNoise)
     validation, test = None, setup.subject.test
     if validated and test is not None:
@@ -202,7 +204,7 @@ def _train_privately(
         run = train(
             setup.model,
             cross_entropy,
-            setup.subject.train,
+            records,
             plan,
             lr=setup.lr,
             optimizer=setup.optimizer,
@@ -212,6 +214,7 @@ def _train_privately(
             execution=setup.execution,
             seed=known.seed,
             storage=storage,
+            domain=setup.subject.domain,
             progress=look,
         )
     history = [entry.as_json() | probed.get(entry.step, {}) for entry in run.history]

@@ -12,6 +12,7 @@ from apportion import validate
 from apportion.budget import Budget
 from apportion.compare.people import KINDS, PeopleSettings
 from apportion.errors import InvalidArgument
+from apportion.planning import Plan, plan_steps
 from apportion.sampling import Sampling
 from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.recipes import ROLES, Recipe, named
@@ -70,6 +71,7 @@ class Experiment(PeopleSettings):
 
     Args:
         momentum: of the optimiser "sgd".
+        count_usable: whether plans count usable records in their first steps.
     """
 
     title: str = "Comparison"
@@ -89,6 +91,7 @@ class Experiment(PeopleSettings):
     momentum: float = Field(default=0.0, ge=0, lt=1)
     seeds: tuple[Seed, ...] = ()
     micro_batch: int | Literal["auto"] = "auto"
+    count_usable: bool = True
 
     @model_validator(mode="before")
     @classmethod
@@ -123,6 +126,11 @@ class Experiment(PeopleSettings):
                 raise InvalidArgument(argument, None, reason, fix)
         grouped = self.group_budget(self.delta or 0.0, self.epsilon)
         return grouped or Budget(epsilon=self.epsilon or 0.0, delta=self.delta or 0.0, unit=self.declared_unit())
+
+    def plan(self, recipe: Recipe, spare: int = 0) -> Plan:
+        """What a run of one of its recipes executes."""
+        plan = plan_steps(recipe, self.budget(), self.sampling(), spare)
+        return plan.with_usable_count() if self.count_usable else plan
 
     def check(self) -> None:
         """Raise for everything that can be seen to be wrong before data is read."""

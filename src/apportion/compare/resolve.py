@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from apportion import data as data_room
 from apportion.budget import Public
 from apportion.data import DataSet
+from apportion.domain import Domain
 from apportion.errors import ApportionError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is trained on what: data, and a way to build a fresh model, `build()` or `build(activation)`; and who wrote each record,
-    where that is known."""
+    """What is trained on what: data, and a way to build a fresh model, `build()` or `build(activation)`; who wrote each record, where that
+    is known; which values records may have; and, secret, what was wrong with them when they were read."""
 
     data_name: str
     model_name: str
@@ -32,6 +33,8 @@ class Subject:
     population: int | None
     build: Callable[..., nn.Module]
     writers: Any = None
+    domain: Domain | None = None
+    problems: Mapping[str, int] = field(default_factory=dict)
 
 
 def resolve(data_name: str, model_name: str | None, data_dir: Path | None = None) -> Subject:
@@ -47,7 +50,9 @@ def resolve(data_name: str, model_name: str | None, data_dir: Path | None = None
     data: DataSet = data_room.load(data_name, data_dir)
     name = model_name or models.default_name(data)
     build = partial(own_model, name) if is_own(name) else partial(models.build, name, data)
-    return Subject(data_name, name, data.train, data.test, data.population, build, data.writers)
+    words = None if data.vocabulary is None else (0, data.vocabulary - 1)
+    domain = Domain(classes=data.classes, inputs=words)
+    return Subject(data_name, name, data.train, data.test, data.population, build, data.writers, domain)
 
 
 def load_model(model_name: str, data_name: str | None, data_dir: Path | None = None) -> nn.Module:

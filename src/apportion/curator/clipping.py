@@ -18,7 +18,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from apportion.request import POOLED_THRESHOLDS, ClippedSum, Frame, Noised, Statistic, UnclippedCount
+from apportion.curator.problems import NOT_FINITE, Problems
+from apportion.request import POOLED_THRESHOLDS, ClippedSum, Frame, Noised, Statistic, UnclippedCount, UsableCount
 
 RAMP_WIDTH = 0.1
 """The width, in thresholds, over which a record passes from unclipped to clipped in a count (`UnclippedCount`)."""
@@ -94,7 +95,10 @@ def as_gradients(gradients: Gradients | Rows) -> Gradients:
 
 
 def clip_and_sum(
-    gradients: Gradients | Rows, releases: Sequence[Noised], clips: Tensor | None = None
+    gradients: Gradients | Rows,
+    releases: Sequence[Noised],
+    clips: Tensor | None = None,
+    problems: Problems | None = None,
 ) -> dict[str | Statistic, Tensor]:
     """What the records add to each release, before noise: by parameter Σ_i g_i·min(1, s_i·C/‖g_i‖), and by statistic Σ_i s_i·b_i.
 
@@ -102,6 +106,7 @@ def clip_and_sum(
 
     Args:
         clips: s_i, the factor of each record's group (b,); 1 if it is not given.
+        problems: is told how many are not finite.
     """
     records = as_gradients(gradients)
     frames = _frames_of(releases)
@@ -111,6 +116,8 @@ def clip_and_sum(
     finite = torch.stack([norm.isfinite() for norm in norms]).all(0)
     if not finite.all():
         records.zero_records(~finite)
+        if problems is not None:
+            problems.count(NOT_FINITE, int((~finite).sum()))
     weights: dict[str, Tensor] = {}
     sums: dict[str | Statistic, Tensor] = {}
     for release, norm in zip(releases, norms, strict=True):
@@ -139,7 +146,9 @@ def _frames_of(releases: Sequence[Noised]) -> dict[str, Frame]:
 def squared_norms(records: Gradients, releases: Sequence[Noised]) -> dict[str, Tensor]:
     """‖g_i‖² by parameter, in the coordinates of its release."""
     frames = _frames_of(releases)
-    whole = bool(frames) and all(isinstance(release, ClippedSum) and release.frame for release in releases)
+    whole = bool(frames) and all(
+        isinstance(one, UsableCount) or (isinstance(one, ClippedSum) and one.frame) for one in releases
+    )
     squares = {} if whole else records.squared_norms()
     return squares | {name: framed_squared_norms(records, name, frame) for name, frame in frames.items()}
 
@@ -178,7 +187,10 @@ def clip_factors(release: ClippedSum, norms: Tensor, clips: Tensor | None = None
 
 
 def statistic_terms(statistic: Statistic, norms: Tensor, clips: Tensor | None = None) -> Tensor:
-    """What each record adds to a statistic: s_i times whether it is unclipped at s_i·C, less a half; s_i times its bounded norm."""
+    """What each record with a finite gradient adds to a statistic: s_i times whether it is unclipped at s_i·C, less a half; s_i times its
+    bounded norm; s_i alone to the count of usable records, from which the halves of all that were drawn are taken off elsewhere."""
+    if isinstance(statistic, UsableCount):
+        return torch.ones_like(norms) if clips is None else clips.to(norms.dtype)
     if not isinstance(statistic, UnclippedCount):
         bounded = norms.clamp(max=statistic.bound)
         return bounded if clips is None else clips * bounded

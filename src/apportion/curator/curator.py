@@ -40,9 +40,12 @@ from apportion.curator.individual_bounds import Floats, IndividualBounds, norm_r
 from apportion.curator.mechanisms import Mechanisms
 from apportion.curator.owners import Numbers, Owners, RecordOwners, Weigh, pooling_weights
 from apportion.curator.pooling import NOBODY, pool
+from apportion.curator.problems import FAILED, Problems
 from apportion.curator.randomness import KEY_BYTES, DrawStreams, Stream, poisson_sample
 from apportion.curator.reader import Batch, Piece, single_records
 from apportion.curator.records import Records, cut_evenly
+from apportion.curator.sieve import sieve
+from apportion.domain import Domain
 from apportion.errors import InvalidArgument, WrongOrder
 from apportion.execution import Execution
 from apportion.request import (
@@ -56,6 +59,7 @@ from apportion.request import (
     Request,
     Selection,
     Statistic,
+    UsableCount,
 )
 
 
@@ -88,13 +92,17 @@ class Draw:
         owners: Owners,
         weigh: Weigh | None,
         clips: Callable[[Numbers], Tensor | None],
+        units: Numbers,
+        problems: Problems,
     ):
         self._request, self._mechanisms = request, mechanisms
-        self._pieces, self._streams = pieces, streams
+        self._pieces, self._streams, self._problems = pieces, streams, problems
         self._owners, self._weigh, self._clips = owners, weigh, clips
         self._trained = trained_parameters(engine.model)
         self._open_user = NOBODY
-        self._sums: dict[str | Statistic, Tensor] = {}
+        self._sums: dict[str | Statistic, Tensor] = {
+            one: -0.5 * self._weight(units) for one in request.statistics if isinstance(one, UsableCount)
+        }
         self._totals = [torch.zeros(len(one.line.step_sizes), dtype=torch.float64) for one in request.selections]
         self._released = False
 
@@ -126,7 +134,8 @@ class Draw:
             owners, open_user = self._owners.owner(members.numpy()), NOBODY
             if gradients is not None and self._weigh is not None:
                 asked = self.request.sums
-                pooled = pool(gradients, list(self._trained), asked, owners, self._weigh(members.numpy()))
+                weights = self._weigh(members.numpy())
+                pooled = pool(gradients, list(self._trained), asked, owners, weights, self._problems)
                 users = self._open_user.followed_by(pooled)
                 open_user = users[-1:]  # may go on in the next micro-batch
                 gradients, owners = users[:-1].present()
@@ -143,11 +152,16 @@ class Draw:
         """What these units add to each release."""
         if not len(owners):
             return {}
-        sums = clip_and_sum(gradients, self.request.noised, self._clips(owners))
+        sums = clip_and_sum(gradients, self.request.noised, self._clips(owners), self._problems)
         # a sum is finite only if all its terms are, and is much faster than to look at each
         if not all(bool(part.sum().isfinite()) for part in sums.values()):
             raise ArithmeticError("a product overflowed")  # nothing was added yet
         return sums
+
+    def _weight(self, units: Numbers) -> Tensor:
+        """Σ s_p over these units: what they weigh in statistics."""
+        clips = self._clips(units)
+        return torch.tensor(float(len(units)) if clips is None else float(clips.sum()), dtype=torch.float64)
 
     def _add_last_user(self) -> None:
         """The vector of a user is complete when another one comes, or here."""
@@ -231,6 +245,8 @@ class Curator:
         mechanisms: add the noise; audits put instruments around them.
         owners: whose the records are; by default every record is a unit of privacy, and all are alike.
         individual: bounds and accounts of single records, where they are kept.
+        domain: records with other values are not evaluated.
+        problems: where it is counted what did not contribute, and why. Secret.
     """
 
     def __init__(
@@ -244,12 +260,15 @@ class Curator:
         *,
         owners: Owners | None = None,
         individual: IndividualBounds | None = None,
+        domain: Domain | None = None,
+        problems: Problems | None = None,
     ):
         self._records, self._engine, self._charges, self._randomness = records, engine, charges, randomness
         self._execution = execution or Execution()
         self._mechanisms = mechanisms
         self._owners: Owners = owners or RecordOwners(len(records))
         self._individual = individual
+        self._domain, self._problems = domain or Domain(), problems or Problems()
         self._numbers = sum(parameter.numel() for parameter in trained_parameters(engine.model).values())
         self._loss: StatelessLoss | None = None
 
@@ -267,10 +286,22 @@ class Curator:
         taking = None if self._individual is None else self._individual.charge(request.event())
         drawn = poisson_sample(owners.coins, request.rates, streams.coins, owners.coin_groups)
         members = owners.records_of(drawn if taking is None else drawn[taking[drawn]])
-        pieces = self._records.read(members, owners.cut(members, size, self._numbers), streams.model)
+        pieces = self._read(members, owners.cut(members, size, self._numbers), streams.model, self._problems)
         weigh = None if owners.pooling is None else pooling_weights(owners, members)
         clips = partial(owners.clips, request) if self._individual is None else self._individual.clips
-        return Draw(request, pieces, self._engine, streams, self._mechanisms, owners, weigh, clips)
+        units = np.unique(owners.owner(members))
+        return Draw(
+            request, pieces, self._engine, streams, self._mechanisms, owners, weigh, clips, units, self._problems
+        )
+
+    def _read(self, members: Numbers, cuts: Sequence[slice], secret: Stream, problems: Problems) -> Iterator[Piece]:
+        """Those of these records that can be read and have declared values, where the model is."""
+        device = next(iter(trained_parameters(self._engine.model).values())).device
+        return sieve(self._records.read(members, cuts, secret), self._domain, device, len(members), problems)
+
+    def problems(self) -> str:
+        """What did not contribute, and why: lines of JSON for the owner of the data. Secret."""
+        return self._problems.text()
 
     def secret_state(self) -> dict[str, Any] | None:
         """Accounts of single people, for a checkpoint in secret/; `None` where none are kept."""
@@ -333,7 +364,7 @@ class Curator:
             warnings.simplefilter("ignore")
             torch.default_generator.manual_seed(int.from_bytes(os.urandom(7)))
             alone = cut_evenly(len(ratios), 1)
-            for record in self._records.read(np.arange(len(ratios)), alone, Stream(os.urandom(KEY_BYTES))):
+            for record in self._read(np.arange(len(ratios)), alone, Stream(os.urandom(KEY_BYTES)), Problems()):
                 with contain_errors(ForeignParameter):
                     ratios[record.members.numpy()] = norm_ratios(self._gradients(record.batch, loss_fn), request)
         return ratios
@@ -353,8 +384,10 @@ class Curator:
     def _add_one_by_one(self, draw: Draw, piece: Piece, loss_fn: LossFunction) -> None:
         """The records of a batch that failed as a whole; those that fail alone contribute nothing, whatever the failure is called."""
         for record in single_records(piece):
-            with contain_errors():
+            with contain_errors() as attempt:
                 self._add_records(draw, record, loss_fn)
+            if attempt.failure:
+                self._problems.count(FAILED, 1, attempt.text or attempt.failure)
 
     def _require_same_groups(self, request: Request) -> None:
         """Everybody is in one of the groups that the request is priced for: others would be clipped and drawn as nobody paid for."""
@@ -392,7 +425,7 @@ def _require_priced_as_executed(request: Request) -> None:
             "request",
             validate.shown(request),
             "it is, or holds, a subclass of what the curator executes, and would be priced by its own claim",
-            "Use Request, ClippedSum, UnclippedCount, NormSum, LowestLoss and FirstGain themselves",
+            "Use Request, ClippedSum, UnclippedCount, NormSum, UsableCount, LowestLoss and FirstGain themselves",
         )
     for release in (*request.sums, *request.selections):
         if not release.headroom >= FLOAT32_HEADROOM:

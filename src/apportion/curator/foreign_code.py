@@ -27,6 +27,8 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
+MAX_TEXT = 200
+"""Characters that are kept of what an exception says."""
 _Handler = Callable[[int, FrameType | None], Any]
 _SIGNALS = tuple(signal.valid_signals())
 
@@ -91,13 +93,14 @@ class contain_errors:  # noqa: N801 - reads like `suppress`
         passed_on: classes of exceptions that are let through nevertheless.
 
     `failure` is the name of the class of what was raised, afterwards; `None` if nothing was. The exception itself is not kept: it holds on
-    to all that was computed, and its text may name a record.
+    to all that was computed. Its `text` may name a record, and is for the owner of the data only.
     """
 
     def __init__(self, *passed_on: type[BaseException]):
-        self._passed_on, self.failure = passed_on, None
+        self._passed_on, self.failure, self.text = passed_on, None, ""
 
     failure: str | None
+    text: str
 
     def __enter__(self) -> contain_errors:
         self._watched = watch_signals()
@@ -108,6 +111,7 @@ class contain_errors:  # noqa: N801 - reads like `suppress`
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        text = "" if error is None else _describe(error)
         outside = self._from_outside()
         self._watched.__exit__(None, None, None)
         if error is None:
@@ -116,10 +120,19 @@ class contain_errors:  # noqa: N801 - reads like `suppress`
             raise outside
         if outside is error or isinstance(error, self._passed_on):
             return False
-        self.failure = type(error).__name__
+        self.failure, self.text = type(error).__name__, text
         return True
 
     def _from_outside(self) -> BaseException | None:
         if _current is None or threading.current_thread() is not threading.main_thread():
             return None
         return _current.raised[-1] if len(_current.raised) > self._before else None
+
+
+def _describe(error: BaseException) -> str:
+    """What an exception says. That is a person's code too: whatever it raises in turn is the record's own affair."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"[:MAX_TEXT]
+    except BaseException:
+        return name

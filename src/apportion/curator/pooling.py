@@ -16,6 +16,7 @@ from torch import Tensor
 
 from apportion.curator.clipping import Gradients, Rows, as_gradients, flatten_rows, pooling_factors
 from apportion.curator.owners import Numbers
+from apportion.curator.problems import NOT_FINITE, Problems
 from apportion.request import ClippedSum
 
 
@@ -60,7 +61,12 @@ NOBODY = UserVectors(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool), {})
 
 
 def pool(
-    gradients: Gradients | Rows, names: Sequence[str], sums: Sequence[ClippedSum], owners: Numbers, weights: Tensor
+    gradients: Gradients | Rows,
+    names: Sequence[str],
+    sums: Sequence[ClippedSum],
+    owners: Numbers,
+    weights: Tensor,
+    problems: Problems | None = None,
 ) -> UserVectors:
     """Σ_i w_i·g_i over the records of each user, in the order of their first record; each g_i is cut first (`pooling_factors`).
 
@@ -69,6 +75,7 @@ def pool(
         sums: for which the vectors will be clipped.
         owners: of each record.
         weights: w_i.
+        problems: is told how many records are not finite.
     """
     records = as_gradients(gradients)
     factors = pooling_factors(records, sums)
@@ -77,6 +84,8 @@ def pool(
     if not bool(finite.all()):
         evaluated = np.array([bool(one) for one in finite])  # one by one: behind seals there is no other way
         records.zero_records(~finite)
+        if problems is not None:
+            problems.count(NOT_FINITE, int((~evaluated).sum()))
     weights = torch.where(finite, factors * weights.to(factors.device), 0.0)
     users = np.array(list(dict.fromkeys(owners.tolist())), dtype=np.int64)
     member = owners == users[:, None]  # (users, records)

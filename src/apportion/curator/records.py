@@ -31,10 +31,11 @@ _ARGUMENT = "data"
 
 
 class Records:
-    """Indexable private records. Only the curator holds one."""
+    """Indexable private records. Only the curator holds one. `found` says what was wrong with them when they were read, and is secret."""
 
     def __init__(self, size: int, batch: Callable[[NDArray[np.int64]], Batch], example: Batch):
         self._size, self._batch, self.example = size, batch, example
+        self.found: Mapping[str, int] = {}
 
     def __len__(self) -> int:
         return self._size

@@ -184,6 +184,10 @@ class ExactCurator:
         """End the processes that read records."""
         self._curator.end_workers()
 
+    def problems(self) -> str:
+        """What did not contribute, and why. Secret."""
+        return self._curator.problems()
+
     def close(self) -> None:
         """Delete the key: nobody can repeat a draw from now on."""
         self._key = b""

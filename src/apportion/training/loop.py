@@ -24,5 +24,6 @@ def take_steps(
             entry = session.report(None if evaluate is None else accuracy(session.evaluated, evaluate))
         session.write_checkpoint_if_due()
         show(entry)
+        session.require_usable()
     if session.entries and session.entries[-1].epsilon is None:  # a filter ended the run before its last step
         session.report(None if evaluate is None else accuracy(session.evaluated, evaluate))

@@ -16,6 +16,7 @@ from apportion.budget import User
 from apportion.curator.curator import Curator, LossFunction
 from apportion.curator.gradients.engine import Engine, EngineChoice
 from apportion.curator.owners import Owners, owners_of
+from apportion.curator.problems import Problems
 from apportion.curator.records import Records
 from apportion.errors import InvalidArgument
 from apportion.execution import Execution
@@ -38,7 +39,7 @@ from apportion.training.optimizers import (
     require_same_parameters,
 )
 from apportion.training.session import Session, Setup
-from apportion.training.storage import CHECKPOINT, DRAWS, KEY, LEDGER, Storage
+from apportion.training.storage import CHECKPOINT, DRAWS, KEY, LEDGER, PROBLEMS, Storage
 
 
 def open_session(setup: Setup) -> Session:
@@ -183,10 +184,21 @@ def _build_curator(
 ) -> Curator | ExactCurator:
     """What answers the session: a curator, or one that repeats draws bit for bit."""
     individual = individual_bounds(setup.plan, len(setup.records))
+    problems = Problems(setup.records.found)
+    if setup.storage.resume and (earlier := setup.storage.path(PROBLEMS)) is not None:
+        problems.restore(earlier)
 
     def curator(charges: Any, source: Any) -> Curator:
         return setup.build_curator(
-            setup.records, engine, charges, source, execution, owners=owners, individual=individual
+            setup.records,
+            engine,
+            charges,
+            source,
+            execution,
+            owners=owners,
+            individual=individual,
+            domain=setup.domain,
+            problems=problems,
         )
 
     folder, account = setup.storage.folder, session.account

@@ -29,6 +29,7 @@ from apportion.curator.randomness import Randomness
 from apportion.curator.records import Batch, as_records
 from apportion.curator.tree import batch_size as size_of
 from apportion.curator.tree import map_tensors, tensor_leaves
+from apportion.domain import Domain
 from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
 from apportion.execution import Execution
 from apportion.planning import Plan, require_plan
@@ -36,6 +37,7 @@ from apportion.strategies.context import epoch_length
 from apportion.training.evaluation import require_measurable, require_public
 from apportion.training.history import Entry
 from apportion.training.opening import open_session, require_trainable
+from apportion.training.preflight import expected_domain, require_one_process
 from apportion.training.record_loss import Reduction, per_record_scale, require_separable
 from apportion.training.run import Run
 from apportion.training.session import Session, Setup
@@ -282,6 +284,7 @@ class Private:
             )
         self._session.apply(draw.release())
         self._session.write_checkpoint_if_due()
+        self._session.require_usable()
         if self._settings is not None:
             self._settings = _settings_of(self._session.optimizer)
 
@@ -302,6 +305,7 @@ def make_private(
     execution: Execution | None = None,
     seed: int | None = None,
     storage: Storage | None = None,
+    domain: Domain | None = None,
 ) -> Private:
     """Make a training loop of one's own private. Arguments as in `train`, and:
 
@@ -311,12 +315,14 @@ def make_private(
             (reduction="none") needs no declaration and is the safest. A contradiction that can be seen is refused.
         scheduler: a learning-rate scheduler of `optimizer`, stepped once a logical step, also after empty draws.
         validation: as in `train`, for recipes that choose by it.
+        domain: as in `train`; batches do not hold records outside of it. The loss is not known here, so classes must be declared.
 
     Returns:
         A `Private` with `batches()`, `model`, `optimizer`, `epsilon()`, `history`, `statement()`, `save()`, and the `run` itself.
     """
     validate.known("loss_reduction", loss_reduction, ("mean", "sum"))
     require_plan(plan)
+    require_one_process(model)
     records, execution = as_records(data), execution or Execution()
     setup = Setup(
         model=model,
@@ -329,6 +335,7 @@ def make_private(
         scheduler=scheduler,
         validation=None if validation is None else require_public(validation, "validation"),
         storage=storage or Storage(),
+        domain=expected_domain(domain, model, None, records),
         own_loop=True,
     )
     if validation is not None:

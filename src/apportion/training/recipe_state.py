@@ -52,6 +52,7 @@ class RecipeState:
 
     def receive(self, released: Released, parameters: Tensors) -> Tensors | None:
         """Learn from an answer. Returns what the optimiser is given; if the update steers, the new weights, or `None` for the old ones."""
+        released, _ = released.split_usable()
         noise, update = self.plan.noise, self.plan.recipe.update
         if released.request.noised:
             self._clip = self.plan.clip.observe(self._clip, released)  # before an optimiser can work in place
@@ -73,7 +74,7 @@ class RecipeState:
         """Learn from the weights to which an answer led."""
         update = self.plan.recipe.update
         if not isinstance(update, SteeringUpdate):
-            self._update = update.observe(self._update, released, parameters)
+            self._update = update.observe(self._update, released.split_usable()[0], parameters)
 
     def wants_validation(self, step: int) -> bool:
         """Whether the noise asks how accurate the model is on public data after this step."""

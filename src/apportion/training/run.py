@@ -1,7 +1,7 @@
 """What a private run gives back, and the folder it is kept in.
 
 public/   may be published: configuration, history of released values, weights (and averaged ones), privacy statement
-secret/   must not: the ledger and the checkpoint, which belong to whoever guards the data
+secret/   must not: the ledger, the checkpoint, and what was wrong with records, which belong to whoever guards the data
 """
 
 from __future__ import annotations
@@ -76,6 +76,11 @@ class Run:
         """
         return self._session.account.epsilon(delta, group)
 
+    @property
+    def usable(self) -> float | None:
+        """About which part of the records contributes, by the noisy count of the first steps; `None` if nothing was counted yet."""
+        return self._session.usable.fraction
+
     def statement(self) -> dict[str, Any]:
         """The privacy statement as data."""
         return statement(self._session)
@@ -117,6 +122,7 @@ class Run:
         _write_json(public / "history.json", [entry.as_json() for entry in self.history])
         _write_json(public / "privacy.json", facts)
         replace_file(public / "privacy.md", as_markdown(facts).encode())
+        self._session.write_problems(root)
         if isinstance(self.plan.recipe.people, IndividualEstimate):
             write_estimate(root, self._session)
         if self._session.checkpoints is not None and self._session.checkpoints.folder.resolve() == root.resolve():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.owners import Owners
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
+from apportion.domain import Domain
 from apportion.errors import WrongOrder
 from apportion.execution import Execution
 from apportion.models.check import copy_model
@@ -27,13 +30,14 @@ from apportion.planning import Plan
 from apportion.request import Released, Request
 from apportion.strategies.context import epoch_length
 from apportion.strategies.roles import FeedbackNoise
-from apportion.training.checkpoint import Checkpoints
+from apportion.training.checkpoint import Checkpoints, explained
 from apportion.training.evaluation import accuracy
 from apportion.training.exact import ExactCurator
 from apportion.training.history import Entry, as_columns, from_columns, is_report_step
 from apportion.training.optimizers import require_same_parameters
 from apportion.training.recipe_state import RecipeState
-from apportion.training.storage import Storage
+from apportion.training.storage import PROBLEMS, Storage
+from apportion.usable import UsableTally
 
 REHEARSED = 8
 """Steps in which the strategies are answered with zeros before anything is charged."""
@@ -54,6 +58,7 @@ class Setup:
         execution: memory and speed.
         randomness: where random bits come from.
         storage: where the run is kept.
+        domain: which values records may have.
         own_loop: whether the loop is a person's own, as in `make_private`.
         owners: whose the records are, instead of what the plan's budget says of them, for audits.
         rule: under which it spends, instead of the plan's own: that of a search of which it is a trial.
@@ -71,6 +76,7 @@ class Setup:
     scheduler: LRScheduler | None = None
     validation: Public | None = None
     storage: Storage = field(default_factory=Storage)
+    domain: Domain = field(default_factory=Domain)
     own_loop: bool = False
     owners: Owners | None = None
     rule: Rule | None = None
@@ -104,6 +110,7 @@ class Session:
         self._validation = setup.validation
         self.initial_learning_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.entries: list[Entry] = []
+        self.usable, self._judged = UsableTally(), self.plan.usable is None
         self._applying = False
         self.optimizer.register_step_pre_hook(self._only_released_gradients)
         self._rehearse()
@@ -179,6 +186,7 @@ class Session:
         answer = self._strategies.receive(released, trained_parameters(self.model))
         learning_rate = self._steer(answer) if self._strategies.steering else self._optimize(answer or {})
         self._strategies.settle(released, trained_parameters(self.model))
+        self._count_usable(released)
         entry = Entry(
             step=self.step,
             epoch=(self.step - 1) // epoch_length(self.plan.sampling.sample_rate) + 1,
@@ -192,6 +200,26 @@ class Session:
             assert self._validation is not None  # `opening.py` has seen to it
             self._strategies.validate(accuracy(self.evaluated, self._validation))
         return entry
+
+    def _count_usable(self, released: Released) -> None:
+        request, (_, answer) = released.request, released.split_usable()
+        if answer is not None:
+            weight, deviation = request.expected_weight, request.standard_deviation(request.statistics[-1])
+            self.usable.add(answer * weight, deviation, weight, max(request.clips))
+
+    def require_usable(self) -> None:
+        """Stop a run, once, after the steps that decide it, if by their noisy counts fewer than half of the records contribute. The state
+        is kept, and the run can be resumed."""
+        check = self.plan.usable
+        if self._judged or check is None or self.step < check.steps:
+            return
+        self._judged, path = True, self.storage.path(PROBLEMS)
+        where = None if path is None else str(path)
+        if self.usable.too_few:
+            self.write_checkpoint()
+            raise self.usable.refusal(check.steps, self.left, self.plan.epsilon, where)
+        if self.usable.rather_few:
+            warnings.warn(self.usable.warning(where), stacklevel=3)
 
     def _optimize(self, gradients: Mapping[str, Tensor]) -> tuple[float, ...]:
         """Hand a released gradient to the optimiser. Returns the learning rates."""
@@ -229,6 +257,7 @@ class Session:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "usable": {**asdict(self.usable), "judged": self._judged},
             **self._strategies.state(),
         }
 
@@ -239,6 +268,9 @@ class Session:
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
         self._strategies.restore(state)
+        counted = dict(state.get("usable", {}))  # older checkpoints have no count
+        self._judged = counted.pop("judged", True)
+        self.usable = UsableTally(**counted)
         self.entries = from_columns(state["history"])
         if isinstance(self.curator, Curator) and "individual" in state:
             self.curator.restore_secret(state["individual"], self.account.charged_after(state["individual"]["charges"]))
@@ -255,6 +287,15 @@ class Session:
             if isinstance(self.curator, Curator) and (secret := self.curator.secret_state()) is not None:
                 content["individual"] = secret
             self.checkpoints.write(content)
+            self.write_problems(self.checkpoints.folder)
+
+    def write_problems(self, folder: Path) -> None:
+        """What did not contribute, for the owner of the data: always, so that the file itself tells nothing. No run rests on it."""
+        path = folder / PROBLEMS
+        with explained(path):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            path.write_text(self.curator.problems(), encoding="utf-8")
 
     def write_checkpoint_if_due(self) -> None:
         if self.checkpoints is not None and self.step % self.checkpoints.every == 0:

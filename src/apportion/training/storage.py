@@ -14,7 +14,8 @@ LEDGER = Path("secret") / "ledger.sqlite"
 CHECKPOINT = Path("secret") / "checkpoint"
 KEY = Path("secret") / "key"
 DRAWS = Path("secret") / "draws.sqlite"
-"""Where a run folder keeps its ledger, its checkpoint, and with exact recovery its key and its book of draws."""
+PROBLEMS = Path("secret") / "problems.jsonl"
+"""Where a run folder keeps its ledger, its checkpoint, with exact recovery its key and its book of draws, and what did not contribute."""
 CHECKPOINTS = 100
 """A checkpoint after each hundredth of a run, unless somebody says otherwise."""
 

@@ -13,6 +13,7 @@ from apportion.budget import Public
 from apportion.curator.curator import LossFunction
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
+from apportion.domain import Domain
 from apportion.errors import InvalidArgument, TakenOver
 from apportion.execution import Execution
 from apportion.models.check import copy_model
@@ -21,6 +22,7 @@ from apportion.training.evaluation import require_measurable, require_public
 from apportion.training.loop import take_steps
 from apportion.training.opening import open_session, require_trainable
 from apportion.training.optimizers import OptimizerFactory, build_optimizer
+from apportion.training.preflight import expected_domain, require_one_process
 from apportion.training.progress import Show, progress_bar
 from apportion.training.run import Run
 from apportion.training.session import Session, Setup
@@ -41,6 +43,7 @@ def train(
     execution: Execution | None = None,
     seed: int | None = None,
     storage: Storage | None = None,
+    domain: Domain | None = None,
     progress: bool | Show | None = None,
 ) -> Run:
     """Train `model` on private records as planned. The model is trained in place.
@@ -65,6 +68,8 @@ def train(
         execution: memory and speed, which never change the guarantee.
         seed: for tests and experiments only. The run is then reproducible and *not private*.
         storage: the run folder, the ledger of the data set and how to recover from a crash; by default the run is kept in memory.
+        domain: which values records may have, such as `apportion.Domain(classes=10)`: one with others contributes nothing, and takes no
+            longer. With a loss of class numbers (`cross_entropy`, `nll_loss`) the classes follow from the model's outputs.
         progress: a bar, by default only in a terminal; or a function that is called with the `Entry` of each step after it was
             taken: released values and public facts, for a log of your own.
 
@@ -74,6 +79,7 @@ def train(
     Raises:
         InvalidArgument, UnsupportedModel: before anything is trained or charged.
         BudgetExhausted: likewise, if the limit of the data set does not cover the run.
+        UnusableRecords: after the first few steps, if by a noisy count most records contribute nothing.
     """
     _require(model, nn.Module, "model", "a torch.nn.Module")
     require_plan(plan)
@@ -89,6 +95,7 @@ def train(
         )
     public = {"evaluate": evaluate, "validation": validation}
     given = {argument: require_public(one, argument) for argument, one in public.items() if one is not None}
+    require_one_process(model)
     records = as_records(data)
     was_training = model.training
     choice = require_trainable(model, loss_fn, records, execution)
@@ -106,6 +113,7 @@ def train(
         scheduler=None if scheduler is None else scheduler(built),
         validation=validation,
         storage=storage,
+        domain=expected_domain(domain, model, loss_fn, records),
     )
     session = open_session(setup)
     if isinstance(loss_fn, nn.Module):

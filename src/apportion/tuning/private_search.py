@@ -184,7 +184,10 @@ def plan_search(
     multipliers = {
         number: one.multipliers for one, numbers in zip(planned, kinds.values(), strict=True) for number in numbers
     }
-    plans = tuple(replace(one.plan, multipliers=multipliers[i]) for i, one in enumerate(candidates.candidates))
+    # Of a trial nothing is released but its place among the others, so no count of its own may stop it.
+    plans = tuple(
+        replace(one.plan, multipliers=multipliers[i], usable=None) for i, one in enumerate(candidates.candidates)
+    )
     return SearchPlan(candidates, trials, plans, selection)
 
 

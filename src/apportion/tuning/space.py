@@ -134,6 +134,8 @@ class Space:
                 if same_noise and recipe.noise == base.recipe.noise
                 else _require_fixed(plan_steps(recipe, base.budget, declared, base.spare))
             )
+            if base.usable is not None:
+                self._planned[key] = self._planned[key].with_usable_count()
         return self._planned[key]
 
 

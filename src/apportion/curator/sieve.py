@@ -1,0 +1,51 @@
+"""Between reading and computing: records outside of the declared domain are taken out, the others go where the model is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from apportion.curator.problems import OUTSIDE, UNREAD, Problems
+from apportion.curator.reader import Piece
+from apportion.curator.tree import map_tensors, tensor_leaves
+from apportion.domain import Domain
+
+
+def sieve(
+    pieces: Iterator[Piece], domain: Domain, device: torch.device, drawn: int, problems: Problems
+) -> Iterator[Piece]:
+    """The pieces without records that lie outside, on the device of the model. Each record is judged by its own values alone.
+
+    Args:
+        drawn: how many records were to be read; those that are missing could not be.
+    """
+    arrived = 0
+    for piece in pieces:
+        arrived += len(piece.members)
+        inside = within(piece, domain)
+        if not bool(inside.all()):
+            problems.count(OUTSIDE, int((~inside).sum()))
+            if not bool(inside.any()):
+                continue
+            piece = map_tensors(lambda tensor, kept=inside: tensor[kept.to(tensor.device)], piece)
+        yield piece._replace(batch=map_tensors(lambda tensor: tensor.to(device), piece.batch))
+    problems.drawn += drawn
+    problems.count(UNREAD, drawn - arrived)
+
+
+def within(piece: Piece, domain: Domain) -> Tensor:
+    """Which records of a piece have declared values only, (b,)."""
+    inputs, targets = piece.batch
+    inside = torch.ones(len(piece.members), dtype=torch.bool)
+    if domain.classes is not None:
+        for leaf in tensor_leaves(targets):
+            if not leaf.is_floating_point():
+                known = ((leaf >= 0) & (leaf < domain.classes)) | (leaf == domain.ignored)
+                inside &= known.reshape(len(inside), -1).all(1).cpu()
+    if domain.inputs is not None:
+        low, high = domain.inputs
+        for leaf in tensor_leaves(inputs):
+            inside &= ((leaf >= low) & (leaf <= high)).reshape(len(inside), -1).all(1).cpu()
+    return inside

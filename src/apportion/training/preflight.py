@@ -1,0 +1,80 @@
+"""What is looked at before anything is charged, from public facts only: processes, the declared domain, the model's outputs."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from apportion import validate
+from apportion.curator.gradients.losses import LossFunction
+from apportion.curator.records import Records
+from apportion.domain import IGNORED, Domain
+from apportion.errors import InvalidArgument
+from apportion.models.synthetic import find_runnable_batch, prepare_model
+
+_CLASS_LOSSES = (functional.cross_entropy, functional.nll_loss)
+_CLASS_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
+
+
+def require_one_process(model: nn.Module | None = None) -> None:
+    """Refuse to run beside other processes that know nothing of each other: each would claim the whole budget for draws of its own."""
+    fix = "Run it in one process"
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        reason = "it averages the gradients of several devices before they are clipped"
+        raise InvalidArgument("model", type(model).__name__, reason, "Pass model.module, in one process")
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        size = torch.distributed.get_world_size()
+        reason = "a process group is initialised, and its processes would draw, add noise and charge without knowing of each other"
+        raise InvalidArgument("processes", size, reason, fix)
+    started = os.environ.get("WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" in os.environ and started != "1":
+        reason = "torchrun has started several processes, and each would claim the whole budget for draws of its own"
+        raise InvalidArgument("processes", started, reason, fix)
+
+
+def expected_domain(
+    declared: Domain | None, model: nn.Module, loss_fn: LossFunction | None, records: Records
+) -> Domain:
+    """The domain as declared; where no classes were, those that a loss of class numbers can take from the model's outputs.
+
+    Refuses classes for which the model has no output.
+    """
+    if declared is not None and type(declared) is not Domain:
+        reason = f"it is a {type(declared).__name__}"
+        raise InvalidArgument("domain", validate.shown(declared), reason, "Pass apportion.Domain(classes=10)")
+    domain = declared or Domain()
+    ignored = _ignored_class(loss_fn)
+    if domain.classes is None and ignored is None:
+        return domain
+    inputs, target = records.example
+    outputs = _class_outputs(find_runnable_batch("example", prepare_model(model), inputs)[1], target)
+    if outputs is None:
+        return domain
+    if domain.classes is None and ignored is not None:
+        return Domain(outputs, domain.inputs, ignored)
+    if ignored is not None and domain.classes is not None and domain.classes > outputs:
+        reason = f"the model has {outputs} outputs, and the loss of a higher class number cannot be computed"
+        raise InvalidArgument("domain.classes", domain.classes, reason, "Give the last layer one output for each class")
+    return domain
+
+
+def _ignored_class(loss_fn: LossFunction | None) -> int | None:
+    """The class number that a loss of classes leaves out; `None` if it is not known to be such a loss."""
+    settings: dict[str, Any] = {}
+    while isinstance(loss_fn, partial):
+        settings = loss_fn.keywords | settings
+        loss_fn = loss_fn.func
+    if type(loss_fn) in _CLASS_MODULES:
+        return int(loss_fn.ignore_index)  # type: ignore[union-attr]
+    return int(settings.get("ignore_index", IGNORED)) if loss_fn in _CLASS_LOSSES else None
+
+
+def _class_outputs(outputs: Any, target: Any) -> int | None:
+    """How many classes the outputs are for, if the targets are class numbers."""
+    numbers = isinstance(target, Tensor) and not target.is_floating_point() and isinstance(outputs, Tensor)
+    return outputs.shape[1] if numbers and outputs.dim() == target.dim() + 2 else None
