@@ -8,8 +8,8 @@ stop by it.
 Let K steps be counted, B units be expected in a batch, and s = z/(2·√w) be the noise of one count with the share w. If half of the records
 or more are usable, the K sums together have a mean of 0 or more and a variance of at most V = K·(s² + B/4). The run stops if they are below
 −4·√V, which then has a probability of about 3·10⁻⁵. If no record is usable, their mean is −K·B/2; K is chosen so that this is 7·√V below 0,
-and is seen with a probability of 99.9 %. Where the sums are below a quarter of K·B, as if a quarter of the records failed, or half as many were
-there as declared, the run goes on and warns.
+and is seen with a probability of 99.9 %. Where the sums are below a quarter of K·B, as if a quarter of the records failed, or half as many
+were there as declared, the run goes on and warns.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def plan(
     planned = []
     for chosen in (choice.recipe() for choice in wanted.recipe):
         spares = options.default_spare(chosen, sampling.steps if out is not None else 0) if spare is None else spare
-        one = plan_recipe(chosen, budget, sampling, calibrate, spares)
-        planned.append(one.with_usable_count() if wanted.count_usable else one)
+        made = plan_recipe(chosen, budget, sampling, calibrate, spares)
+        planned.append(made.with_usable_count() if wanted.count_usable else made)
     if out is not None:
         _write(planned[0], out)
     plans = [plan_facts(one, target_epsilon=budget.epsilon, calibration=calibrate) for one in planned]
