@@ -88,6 +88,7 @@ HARMLESS = {
     "accounting.ledger.FORMAT": _FORMAT,
     "accounting.ledger._MOST_TIMES": _LIMIT,
     "training.checkpoint.FORMAT": _FORMAT,
+    "training.evaluation.TRAINED_LIKE": "how often a model is evaluated",
     "training.history.REPORTS": "how often a run is looked at",
     "training.private.SEPARABILITY_CHECKS": "a closer look at the first batches of a loop, whose loss is in its own hands",
     "training.progress.LINES": "of a display",

@@ -146,7 +146,7 @@ def summarise(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     for (experiment, recipe), members in group_runs(runs, lambda run: (run.experiment, run.recipe)).items():
         first = members[0]
         ours = Series(recipe, first.target_epsilon, recipe, "solid", tuple(members))
-        mean, paper = ours.accuracy, ours.paper_accuracy
+        mean, paper = ours.score, ours.paper_accuracy
         difference, met = None, None
         if mean is not None and paper is not None:
             difference = mean - paper

@@ -68,6 +68,8 @@ if TYPE_CHECKING:
         ValidatedNoise,
     )
     from apportion.teachers.pate import pate
+    from apportion.training.metrics import Metric
+    from apportion.training.named_losses import Loss
     from apportion.training.private import make_private
     from apportion.training.run import Run
     from apportion.training.storage import Storage
@@ -99,7 +101,9 @@ __all__ = [
     "InvalidArgument",
     "Ledger",
     "Line",
+    "Loss",
     "LowestLoss",
+    "Metric",
     "MissingExtra",
     "MultisetNoise",
     "NoiseSchedule",
@@ -194,6 +198,8 @@ __getattr__, __dir__ = lazy_names(
         "strategies.update": (".",),
         "teachers": (".",),
         "teachers.pate": ("pate",),
+        "training.named_losses": ("Loss",),
+        "training.metrics": ("Metric",),
         "training.private": ("make_private",),
         "training.run": ("Run",),
         "training.storage": ("Storage",),

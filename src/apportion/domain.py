@@ -21,7 +21,7 @@ class Domain:
     usable. Without a domain its loss would fail for the whole micro-batch, which then runs record by record.
 
     Args:
-        classes: targets are whole numbers 0 … classes−1, or `ignored`.
+        classes: targets are whole numbers 0 … classes−1, of whatever type, or `ignored`.
         inputs: (lowest, highest) value of every input; NaN lies outside.
         ignored: a target that stands for no class.
 

@@ -92,3 +92,84 @@ def test_a_run_that_its_filter_ends_early_says_so(apportion):
     code, _, err = apportion("train", *QUICK, *BUDGET, *fay)
     assert code == 0
     assert "The weighted Rényi filter ended the run after 1 of 3 draws" in " ".join(err.split())
+
+
+OWN = """
+import torch
+import apportion as ap
+
+def numbers():
+    inputs = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
+    targets = inputs.sum(1)
+    return (inputs[:60], targets[:60]), ap.Public((inputs[60:], targets[60:]))
+
+def line():
+    return torch.nn.Linear(3, 1)
+
+def absolute(outputs, targets):
+    return (outputs.squeeze(1) - targets).abs()
+
+def worst(outputs, targets):
+    return float((outputs.squeeze(1) - targets).abs().max())
+
+HERE = 3
+WORST = ap.Metric("worst", worst, better="lower")
+"""
+SMALL = ["--model", "own_task:line", "--sample-rate", "0.5", "--steps", "4", "--lr", "0.1", "--no-count-usable"]
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_task.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "own_task:numbers"
+    sys.modules.pop("own_task", None)
+
+
+def test_a_regression_ends_with_the_name_of_its_metric(apportion, own, tmp_path):
+    code, out, err = apportion("train", "--data", own, *SMALL, *BUDGET, "--loss", "mse", "--json", "--out", "run")
+    assert code == 0
+    run = json.loads(out.strip().splitlines()[-1])
+    assert run["metric"] == "rmse"
+    assert run["better"] == "lower"
+    assert run["test_rmse"] > 0
+    assert run["test_accuracy"] is None
+    assert "test rmse" in err
+    history = json.loads((tmp_path / "run" / "public" / "history.json").read_text())
+    assert history[-1]["test_rmse"] == run["test_rmse"]
+    assert "Test rmse" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_losses_and_metrics_of_ones_own_and_a_file(apportion, own, tmp_path):
+    lines = ['data = "own_task:numbers"', 'model = "own_task:line"', 'loss = "own_task:absolute"']
+    lines += ['metric = "own_task:WORST"', "evaluate_every = 2", 'recipe = ["abadi", "non-private"]', "lr = 0.1"]
+    lines += ["epsilon = 3", "delta = 1e-5", 'unit = "record"', "population = 60", "sample_rate = 0.5", "steps = 4"]
+    (tmp_path / "task.toml").write_text("\n".join(lines))
+    code, _, err = apportion("compare", "task.toml", "--out", "both")
+    assert code == 0, err
+    results = json.loads((tmp_path / "both" / "results.json").read_text())
+    for run in results["runs"]:
+        assert run["loss"] == "own_task:absolute"
+        assert [entry["step"] for entry in run["history"] if entry.get("test_worst") is not None] == [2, 4]
+        assert run["history"][-1]["test_worst"] == run["test_worst"]
+    assert {cell["recipe"]: cell["test_worst"] for cell in results["cells"]}.keys() == {"abadi", "non-private"}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--loss", "mze"], "loss='mze'"),
+        (["--loss", "own_task:nothing"], "loss='own_task:nothing'"),
+        (["--loss", "own_task:HERE", "--metric", "mae"], "loss='own_task:HERE'"),
+        (["--metric", "map"], "metric='map'"),
+        (["--evaluate-every", "often"], "evaluate_every='often'"),
+        (["--loss", "mse", "--set", "loss.weights=[1,2]"], "loss.weights=(1.0, 2.0)"),
+        (["--set", "loss.weigths=[1,2]"], "loss.weigths"),
+        (["--metric", "auc", "--loss", "mse"], "evaluate="),
+    ],
+)
+def test_what_is_wrong_with_a_loss_or_metric_is_one_line(apportion, own, tmp_path, options, named):
+    code, _, err = apportion("train", "--data", own, *SMALL, *BUDGET, "--out", "run", *options)
+    assert code == 2
+    assert err.strip().splitlines()[-1].startswith(f"error: {named}")
+    assert not (tmp_path / "run").exists()

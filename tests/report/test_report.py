@@ -69,6 +69,21 @@ class TestPage:
         results["runs"] = [run for run in results["runs"] if run["recipe"] in ("lin-decay", "non-private")]
         assert f'<p class="lead">{reached}, {gap}</p>' in page_of(results, tmp_path)
 
+    def test_of_an_error_the_lowest_is_the_best(self, results: dict[str, Any], tmp_path: Path) -> None:
+        errors = {"lin-decay": 2.5, "constant": 2.504, "noise-falls": 3.0, "non-private": 1.25}
+        for run in results["runs"]:
+            run |= {"test_accuracy": None, "metric": "rmse", "better": "lower", "test_rmse": errors[run["recipe"]]}
+            run["history"] = [entry | {"test_rmse": entry.pop("test_accuracy")} for entry in run["history"]]
+        page = page_of(results, tmp_path)
+        said = "At ε = 3, lin-decay reached rmse 2.5 on digits, the lowest of 3 recipes (constant is close to it)"
+        assert f'<p class="lead">{said} and 1.25 above non-private training.</p>' in page
+        assert "Down and to the left is better: less rmse for less privacy spent." in page
+        assert "rmse (lower is better)" in page
+        assert "Test rmse against ε spent" in page
+        assert page.count('class="badge good"') == 1
+        assert "Test accuracy" not in page
+        assert "What an accuracy costs" not in page
+
     def test_what_is_close_to_the_best_is_named(self, results: dict[str, Any], tmp_path: Path) -> None:
         accuracies = {"lin-decay": 0.921, "constant": 0.918, "noise-falls": 0.9, "non-private": 0.922}
         for run in results["runs"]:

@@ -12,7 +12,7 @@ from apportion.reporting.drawing import fit_percent_axis
 from apportion.reporting.palette import COLOURS
 from apportion.reporting.series import assign_colours, group_series
 
-DRAWN = ("accuracy_by_steps", "accuracy_by_epsilon", "epsilon_by_steps", "clip_by_steps", "noise_by_steps")
+DRAWN = ("score_by_steps", "score_by_epsilon", "epsilon_by_steps", "clip_by_steps", "noise_by_steps")
 
 
 def figure(name: str, runs: list[dict[str, Any]]) -> Any:
@@ -37,7 +37,7 @@ def free(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_mean_and_band_over_seeds(runs: list[dict[str, Any]]) -> None:
     pair = [run for run in runs if run["recipe"] == "constant"]
-    band, line = figure("accuracy_by_steps", pair).data
+    band, line = figure("score_by_steps", pair).data
     both = [run["history"][STEPS - 1]["test_accuracy"] for run in pair]
     assert line.y[-1] == pytest.approx(sum(both) / 2, rel=1e-6)
     at = len(line.x)  # the band runs right along its top and left along its bottom
@@ -47,7 +47,7 @@ def test_mean_and_band_over_seeds(runs: list[dict[str, Any]]) -> None:
 
 
 def test_one_seed_has_no_band() -> None:
-    assert [trace.meta["role"] for trace in figure("accuracy_by_steps", [make_run("constant", 0)]).data] == ["line"]
+    assert [trace.meta["role"] for trace in figure("score_by_steps", [make_run("constant", 0)]).data] == ["line"]
 
 
 def test_a_recipe_has_one_colour_in_all_figures(runs: list[dict[str, Any]]) -> None:
@@ -70,13 +70,13 @@ def test_budget_is_a_dashed_line(runs: list[dict[str, Any]]) -> None:
 
 
 def test_non_private_training_is_a_reference(runs: list[dict[str, Any]], free: list[dict[str, Any]]) -> None:
-    (reference,) = [trace for trace in figure("accuracy_by_epsilon", runs).data if trace.meta["role"] == "reference"]
+    (reference,) = [trace for trace in figure("score_by_epsilon", runs).data if trace.meta["role"] == "reference"]
     assert reference.y[0] == pytest.approx(sum(run["test_accuracy"] for run in free) / len(free), rel=1e-6)
     assert reference.meta["recipe"] == "non-private"
 
 
 def test_without_epsilon_there_is_nothing_to_draw(free: list[dict[str, Any]]) -> None:
-    assert {name for name in DRAWN if figure(name, free) is not None} == {"accuracy_by_steps"}
+    assert {name for name in DRAWN if figure(name, free) is not None} == {"score_by_steps"}
 
 
 def test_missing_values(runs: list[dict[str, Any]]) -> None:
@@ -87,23 +87,23 @@ def test_missing_values(runs: list[dict[str, Any]]) -> None:
     runs[3]["history"] = None
     assert "constant" not in {trace.meta["recipe"] for trace in lines(figure("epsilon_by_steps", runs))}
     assert "constant" not in {trace.meta["recipe"] for trace in lines(figure("clip_by_steps", runs))}
-    assert "NaN" not in figure("accuracy_by_epsilon", runs).to_json()
+    assert "NaN" not in figure("score_by_epsilon", runs).to_json()
 
 
 def test_what_is_no_share_is_no_accuracy(runs: list[dict[str, Any]]) -> None:
     for entry in runs[2]["history"]:
         entry["test_accuracy"] = 1e308
     runs[3]["history"][STEPS - 1]["test_accuracy"] = -0.5
-    assert all(0 <= y <= 1 for trace in figure("accuracy_by_steps", runs).data for y in trace.y)
+    assert all(0 <= y <= 1 for trace in figure("score_by_steps", runs).data for y in trace.y)
 
 
 def test_one_point_is_a_marker() -> None:
     run = make_run("lin-decay", 0)
     run["history"] = run["history"][:1]
-    for name in ("accuracy_by_steps", "epsilon_by_steps", "clip_by_steps"):
+    for name in ("score_by_steps", "epsilon_by_steps", "clip_by_steps"):
         (line,) = lines(figure(name, [run]))
         assert (len(line.x), line.mode) == (1, "lines+markers")
-    assert list(figure("accuracy_by_steps", [run]).layout.yaxis.range) == [0, 1.02]  # no accuracy below 0 %
+    assert list(figure("score_by_steps", [run]).layout.yaxis.range) == [0, 1.02]  # no accuracy below 0 %
 
 
 def test_groups_of_parameters_are_a_mean_in_a_band() -> None:
@@ -131,7 +131,7 @@ def test_wide_thresholds_get_a_logarithmic_axis(runs: list[dict[str, Any]]) -> N
 
 
 def test_the_first_climb_does_not_flatten_the_rest(runs: list[dict[str, Any]]) -> None:
-    drawn = figure("accuracy_by_steps", runs)
+    drawn = figure("score_by_steps", runs)
     low, high = fit_percent_axis(drawn.data)["range"]
     assert min(trace.y[0] for trace in lines(drawn)) < 0.3 < low
     assert all(low < y < high for trace in drawn.data if trace.meta["role"] == "line" for y in trace.y[5:])
@@ -143,7 +143,7 @@ def test_coinciding_lines_take_turns(runs: list[dict[str, Any]]) -> None:
 
 
 def test_several_budgets_differ_in_dash_and_label() -> None:
-    drawn = figure("accuracy_by_steps", [make_run("constant", 0, target=target) for target in (1.0, 8.0)])
+    drawn = figure("score_by_steps", [make_run("constant", 0, target=target) for target in (1.0, 8.0)])
     shown = [(line.name, line.line.dash) for line in lines(drawn)]
     assert shown == [("constant (ε = 1)", "solid"), ("constant (ε = 8)", "dash")]
 
@@ -160,7 +160,7 @@ def test_names_are_escaped_for_plotly(free: list[dict[str, Any]]) -> None:
     runs = [make_run("constant", 0) | {"recipe": bad}, free[0] | {"recipe": f"free {bad}"}]
     for name in DRAWN:
         assert all("<a" not in trace.name + trace.hovertemplate for trace in lines(figure(name, runs)))
-    rule = figure("accuracy_by_epsilon", runs).data[-1]
+    rule = figure("score_by_epsilon", runs).data[-1]
     assert "<a" not in rule.name + rule.hovertemplate
 
 

@@ -99,7 +99,7 @@ def test_model_and_loss_swapped(model, records, budget):
 @pytest.mark.parametrize(
     ("build", "targets"),
     [
-        (lambda: nn.Linear(4, 3), torch.zeros(5, 3)),
+        (lambda: nn.Linear(4, 3), torch.zeros(5, 2)),
         (lambda: nn.Linear(4, 1), torch.rand(5)),
         (lambda: nn.Linear(4, 1), torch.full((5,), 2)),
     ],

@@ -396,3 +396,34 @@ def test_a_record_outside_takes_no_other_with_it(model, records):
     mixed = answers(model, (inputs, targets), domain=ap.Domain(classes=2))
     outside = int((~kept).sum())
     assert mixed[1][0] == pytest.approx(alone[1][0] - outside / 2, abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.float32, torch.uint8, torch.bool])
+def test_labels_of_yes_and_no_are_0_and_1_whatever_their_type(records, kind):
+    problems = Problems()
+    inputs, targets = records
+    wrong = targets if kind is torch.bool else torch.where(torch.arange(RECORDS) < 30, 2, targets)
+    curator = Curator(
+        as_records((inputs, wrong.to(kind))),
+        ReferenceGradients(nn.Linear(3, 1), "vmap"),
+        Unpaid(),
+        Randomness.seeded(3),
+        domain=ap.Domain(classes=2),
+        problems=problems,
+    )
+    request = Request(1.0, 1e-6, 7.0, (ClippedSum(1.0, share=0.9), UsableCount(share=0.1)))
+    curator.answer(request, ap.Loss("bce"))
+    outside = sum(line["times"] for line in problems.lines()[2:])
+    assert outside == (0 if kind is torch.bool else 30)
+
+
+def test_the_loss_says_what_labels_there_are(records):
+    from apportion.training.preflight import expected_domain
+
+    data, wide, narrow = as_records(records), nn.Linear(3, 5), nn.Linear(3, 1)
+    assert expected_domain(None, wide, ap.Loss("cross-entropy"), data) == ap.Domain(classes=5)
+    assert expected_domain(None, wide, nn.CrossEntropyLoss(ignore_index=255), data) == ap.Domain(5, None, 255)
+    assert expected_domain(None, narrow, ap.Loss("bce"), data) == ap.Domain(classes=2)
+    assert expected_domain(None, narrow, ap.Loss("mse"), data) == ap.Domain()
+    assert expected_domain(None, wide, nn.BCEWithLogitsLoss(), data) == ap.Domain()
+    assert expected_domain(ap.Domain(classes=3), wide, ap.Loss("cross-entropy"), data) == ap.Domain(classes=3)

@@ -16,6 +16,7 @@ from apportion.cli.output import print_error_stream, show_results, warn_without_
 from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
 from apportion.errors import InvalidArgument
 from apportion.extras import EXTRAS, require_extra
+from apportion.reporting.measures import Measure
 from apportion.reporting.result import NotRun, Results, RunResult
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ SHORT_LIST = ("non-private", "abadi", "default")
 """What is compared if nobody says."""
 
 
-class Options(options.Training):
+class Options(options.Scoring, options.Training):
     """What is said about an experiment, instead of a file or beside it."""
 
     recipe: list[str] = option("Repeatable: names from `apportion recipes`.", "non-private, abadi, default")
@@ -56,12 +57,13 @@ def compare(
     from apportion.compare.experiment import experiment
     from apportion.strategies.recipes import READY
 
-    recipes, settings = said.pop("recipe", None), options.parse_settings(said.pop("set", None))
+    recipes = said.pop("recipe", None)
+    settings, loss = options.split_settings(said.pop("set", None))
     if all_recipes and (file is not None or recipes):
         reason = "a file or single recipes were named as well"
         raise InvalidArgument("all-recipes", True, reason, "Pass --data, or leave --all-recipes out")
     from_file = _read(file)
-    values = {"data": "digits"} | _override(from_file, said)
+    values = options.with_loss({"data": "digits"} | _override(from_file, said), loss)
     values["recipe"] = choose_recipes(from_file.get("recipe"), list(READY) if all_recipes else recipes, settings)
     plan = experiment(with_benchmark_budget(with_training_defaults(values)))
     plan.check()
@@ -97,7 +99,8 @@ def _run(plan: Experiment, folder: Path, data_dir: Path | None, *, skip_unfit: b
         finished.append(run)
         write_results(collect_results(plan.title, finished), folder)
         spent = "no privacy" if run.epsilon is None else f"ε = {run.epsilon:.3f}"
-        score = f"{run.test_accuracy or 0:.1%} accuracy"
+        measure = Measure.of(run.details)
+        score = f"{measure.show(run.score)} {measure.name}"
         print_error_stream(f"{run.recipe:<20} {score}, {spent}, {run.seconds or 0:.1f} s")
 
     def left_behind() -> str:

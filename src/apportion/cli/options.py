@@ -97,6 +97,19 @@ class Owners:
     user_column: str = option("Instead: the name or number of the input that holds it; of MNIST, writers.")
 
 
+class Scoring:
+    """What is minimised, and what is measured."""
+
+    loss: str = option(
+        "cross-entropy, bce, mse, huber, or your own module:function. Weights of classes: --set loss.weights=[1,5].",
+        "cross-entropy",
+    )
+    metric: str = option(
+        "On test data: accuracy, auc, f1, mae, rmse, r2, or your own module:function.", "accuracy; of numbers rmse"
+    )
+    evaluate_every: str = option('Measure after so many steps, or epochs: 50, "1 epoch".', "about 25 times a run")
+
+
 class Training(Optimiser, Owners, Planned, Subject):
     """What an experiment may say."""
 
@@ -140,6 +153,21 @@ def parse_settings(settings: list[str] | None) -> dict[str, Any]:
             raise InvalidArgument("set", setting, reason, "Try --set clip.threshold=0.5")
         parsed[key] = parse_value(text)
     return parsed
+
+
+def split_settings(settings: list[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of the recipe's roles, and those of the loss."""
+    parsed = parse_settings(settings)
+    loss = {key.removeprefix("loss."): value for key, value in parsed.items() if key.startswith("loss.")}
+    return {key: value for key, value in parsed.items() if not key.startswith("loss.")}, loss
+
+
+def with_loss(values: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The values of an experiment with settings of the loss, whether that is a name or a table of a file."""
+    if not settings:
+        return values
+    said = values.get("loss", {})
+    return values | {"loss": ({"name": said} if isinstance(said, str) else said) | settings}
 
 
 def parse_value(text: str) -> Any:

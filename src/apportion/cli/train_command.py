@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from apportion.planning import Plan
 
 
-class Options(options.Training):
+class Options(options.Scoring, options.Training):
     """What is said about a new run; a resumed one knows it."""
 
     plan: Path = option("Execute this plan, written by `apportion plan --out`.")
@@ -99,7 +99,9 @@ def _from_options(said: dict[str, Any]) -> tuple[Experiment, Plan | None]:
             fix = f"Pass --population {known}, the published size of {data}"
         raise InvalidArgument("population", None, reason, fix)
     choice: dict[str, Any] = {"name": recipes[0]}
-    for key, value in options.parse_settings(said.get("set")).items():
+    settings, loss = options.split_settings(said.get("set"))
+    said = options.with_loss(said, loss)
+    for key, value in settings.items():
         role, _, parameter = key.partition(".")
         choice.setdefault(role, {})[parameter] = value
     described = _describe(said, choice)

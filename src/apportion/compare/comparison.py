@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import Subset
@@ -19,12 +18,14 @@ from torch.utils.data import Subset
 from apportion.budget import Public
 from apportion.compare.experiment import Experiment, RecipeChoice
 from apportion.compare.resolve import Subject, resolve
+from apportion.curator.gradients.losses import LossFunction
 from apportion.curator.records import as_records
 from apportion.curator.tree import call_model, map_tensors
 from apportion.errors import InvalidArgument
 from apportion.execution import Execution
 from apportion.models.temper import temper
 from apportion.planning import Plan
+from apportion.reporting.measures import Measure
 from apportion.reporting.result import HistoryEntry, NotRun, Results, RunResult
 from apportion.reporting.series import group_series
 from apportion.reporting.write import describe_run
@@ -33,8 +34,9 @@ from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
 from apportion.strategies.recipes import Recipe
 from apportion.strategies.roles import ValidatedNoise
-from apportion.training.evaluation import accuracy
-from apportion.training.history import Entry, is_report_step
+from apportion.training.evaluation import Evaluation, choose_evaluation, require_measurable
+from apportion.training.history import Entry
+from apportion.training.named_losses import mean_loss
 from apportion.training.optimizers import OptimizerFactory, build_optimizer, with_momentum
 from apportion.training.progress import progress_bar
 from apportion.training.storage import Storage
@@ -113,7 +115,8 @@ def run_recipe(
         result = replace(result, details={**result.details, "folder": None if folder is None else str(folder)})
     else:
         result = _train_without_privacy(setup)
-    return replace(result, test_accuracy=result.accuracy, seconds=round(time.perf_counter() - started, 3))
+    result = replace(result, seconds=round(time.perf_counter() - started, 3))
+    return result.with_score(result.score)
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,8 @@ class _Setup:
     lr: float
     optimizer: str | OptimizerFactory
     execution: Execution
+    loss: LossFunction
+    evaluation: Evaluation | None
     result: RunResult
 
 
@@ -139,7 +144,12 @@ def _set_up(experiment: Experiment, choice: RecipeChoice, subject: Subject, seed
     model = subject.build(activation)
     if recipe.model is not None:
         model = temper(model, **asdict(recipe.model))
+    loss, metric = experiment.loss_function(), experiment.measured_by()
+    evaluation = choose_evaluation(subject.test, metric, experiment.evaluate_every, sampling)
     settings = {"activation": activation, "lr": lr, "optimizer": optimizer, "momentum": momentum}
+    settings |= experiment.describe_loss() | (
+        Measure(metric.name, metric.better).to_json() if subject.test is not None else {}
+    )
     result = RunResult(
         recipe=choice.shown,
         data=subject.data_name,
@@ -150,7 +160,7 @@ def _set_up(experiment: Experiment, choice: RecipeChoice, subject: Subject, seed
         details=settings | {"lr_follows": choice.lr_follows, "clip": None, "noise": None, "update": None},
     )
     factory, execution = with_momentum(optimizer, momentum), Execution(micro_batch=experiment.micro_batch)
-    return _Setup(recipe, sampling, subject, model, lr, factory, execution, result)
+    return _Setup(recipe, sampling, subject, model, lr, factory, execution, loss, evaluation, result)
 
 
 def _train_without_privacy(setup: _Setup) -> RunResult:
@@ -158,7 +168,9 @@ def _train_without_privacy(setup: _Setup) -> RunResult:
 
     No clipping, no noise, no guarantee. Never use it on records that need protection.
     """
-    model, steps, test = setup.model, setup.sampling.steps, setup.subject.test
+    model, steps, evaluation = setup.model, setup.sampling.steps, setup.evaluation
+    if evaluation is not None:
+        require_measurable(model, evaluation.data, metric=evaluation.metric)
     records = as_records(setup.subject.train)
     updates = build_optimizer(model, setup.optimizer, setup.lr)
     generator = np.random.default_rng(setup.result.seed)
@@ -172,10 +184,11 @@ def _train_without_privacy(setup: _Setup) -> RunResult:
         inputs, targets = records.batch(order[:size])
         order = order[size:]
         updates.zero_grad()
-        torch.mean(cross_entropy(call_model(model, inputs), targets)).backward()
+        mean_loss(setup.loss, call_model(model, inputs), targets).backward()
         updates.step()
-        measured = accuracy(model, test) if test is not None and is_report_step(step, steps) else None
-        history.append(HistoryEntry(step, test_accuracy=measured))
+        history.append(HistoryEntry(step))
+        if evaluation is not None and evaluation.is_due(step, setup.sampling):
+            history[-1] = history[-1].with_score(evaluation.metric.name, evaluation.measure(model))
     return replace(setup.result, private=False, history=tuple(history))
 
 
@@ -194,6 +207,7 @@ def _train_privately(
     validation, test = None, setup.subject.test
     if validated and test is not None:
         validation, test = split_public(test)
+    measured = setup.evaluation
     with progress_bar(known.recipe, plan.steps, plan.budget.epsilon, enabled=progress) as show:
 
         def look(entry: Entry) -> None:
@@ -203,13 +217,15 @@ def _train_privately(
 
         run = train(
             setup.model,
-            cross_entropy,
+            setup.loss,
             records,
             plan,
             lr=setup.lr,
             optimizer=setup.optimizer,
             scheduler=scheduler,
             evaluate=test,
+            metric=None if measured is None else measured.metric,
+            evaluate_every=None if measured is None else measured.every,
             validation=validation,
             execution=setup.execution,
             seed=known.seed,

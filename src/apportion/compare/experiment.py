@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -11,11 +12,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from apportion import validate
 from apportion.budget import Budget
 from apportion.compare.people import KINDS, PeopleSettings
+from apportion.compare.resolve import call_own, find_own, is_own
+from apportion.curator.gradients.losses import LossFunction
 from apportion.errors import InvalidArgument
 from apportion.planning import Plan, plan_steps
 from apportion.sampling import Sampling
 from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.recipes import ROLES, Recipe, named
+from apportion.training.evaluation import choose_evaluation
+from apportion.training.metrics import Metric, as_metric
+from apportion.training.named_losses import Loss
 from apportion.training.optimizers import require_momentum
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -66,12 +72,35 @@ class RecipeChoice(StrictModel):
         return recipe
 
 
+class LossChoice(StrictModel):
+    """What is minimised: the name of a loss, or a person's own `module:function`; `weights` as of `apportion.Loss`."""
+
+    name: str = "cross-entropy"
+    weights: tuple[float, ...] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        """A name alone is a loss without weights."""
+        return {"name": value} if isinstance(value, str) else value
+
+    def loss(self) -> LossFunction:
+        """The loss itself."""
+        if not is_own(self.name):
+            return Loss(self.name, self.weights)
+        if self.weights is not None:
+            raise InvalidArgument("loss.weights", self.weights, "your own function is the loss", "Weight it there")
+        own: LossFunction = _own_function("loss", self.name)
+        return own
+
+
 class Experiment(PeopleSettings):
     """Recipes on one data set with one model, at one budget, or at one for each group of people.
 
     Args:
         momentum: of the optimiser "sgd".
         count_usable: whether plans count usable records in their first steps.
+        metric, evaluate_every: as of `apportion.train`; a metric may also be a person's own `module:function`.
     """
 
     title: str = "Comparison"
@@ -89,6 +118,9 @@ class Experiment(PeopleSettings):
     lr: float
     optimizer: str = "sgd"
     momentum: float = Field(default=0.0, ge=0, lt=1)
+    loss: LossChoice | None = None
+    metric: str | None = None
+    evaluate_every: int | str | None = None
     seeds: tuple[Seed, ...] = ()
     micro_batch: int | Literal["auto"] = "auto"
     count_usable: bool = True
@@ -113,6 +145,20 @@ class Experiment(PeopleSettings):
         declared = ("population", "batch_size", "epochs", "sample_rate", "steps")
         return Sampling.declare(**{name: getattr(self, name) for name in declared})
 
+    def loss_function(self) -> LossFunction:
+        """What is minimised: cross-entropy if nothing was said."""
+        return (self.loss or LossChoice()).loss()
+
+    def describe_loss(self) -> dict[str, Any]:
+        """What is minimised, as results have it."""
+        chosen = self.loss or LossChoice()
+        return {"loss": chosen.name} | ({} if chosen.weights is None else {"loss_weights": list(chosen.weights)})
+
+    def measured_by(self) -> Metric:
+        """The metric: by its name, a person's own, or what fits the loss."""
+        own = self.metric is not None and is_own(self.metric)
+        return as_metric(_own_function("metric", self.metric or "") if own else self.metric, self.loss_function())
+
     def budget(self) -> Budget:
         """The budget; each of its three parts must have been said."""
         share = "for which part of probability e^ε need not bound the ratio is your decision; below 1/population"
@@ -136,7 +182,7 @@ class Experiment(PeopleSettings):
         """Raise for everything that can be seen to be wrong before data is read."""
         if not self.recipe:
             raise InvalidArgument("recipe", (), "there is nothing to run", 'Write recipe = ["abadi"], or [[recipe]]')
-        self.sampling()
+        choose_evaluation(None, self.measured_by(), self.evaluate_every, self.sampling())
         shown = [choice.shown for choice in self.recipe]
         if twice := sorted({name for name in shown if shown.count(name) > 1}):
             reason = "two entries have the same name, and their results would be mixed up"
@@ -166,6 +212,25 @@ class Experiment(PeopleSettings):
         return clip
 
 
+def _own_function(argument: str, name: str) -> Any:
+    """A person's own function of outputs and targets; or what makes one without arguments, such as `torch.nn:L1Loss`."""
+    found = find_own(argument, name)
+    if callable(found) and _needs_nothing(found):
+        found = call_own(argument, name)
+    if not callable(found) and not isinstance(found, Metric):
+        fix = "Name a function of outputs and targets"
+        raise InvalidArgument(argument, name, f"it is a {type(found).__name__}, which cannot be called", fix)
+    return found
+
+
+def _needs_nothing(function: Any) -> bool:
+    try:
+        signature(function).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 Kind = TypeVar("Kind", bound=Experiment)
 
 
@@ -185,9 +250,14 @@ def validated(kind: type[Kind], values: dict[str, Any]) -> Kind:
         loc = [str(part) for part in first["loc"]]
         place = ".".join(loc)
         if first["type"] == "extra_forbidden":
-            owner = kind if len(loc) == 1 else get_args(kind.model_fields[loc[0]].annotation)[0]
+            owner = kind if len(loc) == 1 else _part_of(kind.model_fields[loc[0]].annotation)
             validate.known(place, loc[-1], owner.model_fields, "there is no such setting")
         raise InvalidArgument(place, first.get("input"), first["msg"].lower(), "Correct this setting") from None
+
+
+def _part_of(annotation: Any) -> Any:
+    """The settings of one entry: of a list of them, or of a single one."""
+    return (get_args(annotation) or (annotation,))[0]
 
 
 def find_file(name: str) -> Path:

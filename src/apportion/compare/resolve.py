@@ -75,16 +75,21 @@ def is_own(name: str) -> bool:
     return ":" in name and not name.startswith("folder:")
 
 
-def call_own(argument: str, name: str) -> Any:
-    """Call the person's function `module:function`, found from the current folder or installed."""
+def find_own(argument: str, name: str) -> Any:
+    """What the person calls `module:function`, found from the current folder or installed."""
     module_name, _, function_name = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
+        return getattr(importlib.import_module(module_name), function_name)
     except Exception as error:  # whatever the person's module does while it is imported
         fix = "Name an importable module and a function in it: module:function"
         raise InvalidArgument(argument, name, f"it cannot be imported: {error}", fix) from error
+
+
+def call_own(argument: str, name: str) -> Any:
+    """Call the person's function `module:function`, which needs no arguments."""
+    function = find_own(argument, name)
     try:
         return function()
     except ApportionError:

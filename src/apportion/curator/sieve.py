@@ -41,9 +41,9 @@ def within(piece: Piece, domain: Domain) -> Tensor:
     inside = torch.ones(len(piece.members), dtype=torch.bool)
     if domain.classes is not None:
         for leaf in tensor_leaves(targets):
-            if not leaf.is_floating_point():
-                known = ((leaf >= 0) & (leaf < domain.classes)) | (leaf == domain.ignored)
-                inside &= known.reshape(len(inside), -1).all(1).cpu()
+            whole = leaf if leaf.is_floating_point() else leaf.to(torch.int64)
+            known = ((whole >= 0) & (whole < domain.classes) & (whole == whole.round())) | (whole == domain.ignored)
+            inside &= known.reshape(len(inside), -1).all(1).cpu()
     if domain.inputs is not None:
         low, high = domain.inputs
         for leaf in tensor_leaves(inputs):

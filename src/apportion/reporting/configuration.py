@@ -37,6 +37,7 @@ FIELDS = {
     "accountant": "accountant",
     "private": "private",
     "seed": "seed",
+    "metric": "metric",
     "test_accuracy": "test accuracy",
     "paper_accuracy": "accuracy in the paper",
     "steps": "steps",
@@ -44,6 +45,7 @@ FIELDS = {
     "population": "records",
     "sample_rate": "sample rate",
     "expected_batch_size": "expected batch size",
+    "loss": "loss",
     "optimizer": "optimizer",
     "momentum": "momentum",
     "lr": "learning rate",
@@ -62,7 +64,7 @@ WRITTEN: dict[str, Callable[[Any], str]] = {
     "population": format_count,
     "seconds": format_seconds,
 }
-ELSEWHERE = ("statement", "experiment", "key", "configuration", "paper_accuracy_std", "commit", "versions")
+ELSEWHERE = ("statement", "experiment", "key", "configuration", "paper_accuracy_std", "commit", "versions", "better")
 """Fields that other parts of the page show, or that say again what others say."""
 
 
@@ -141,5 +143,5 @@ def _list_seeds(one: Series) -> str:
 
 
 def _describe_outcome(one: Series) -> str:
-    outcome = [] if one.accuracy is None else [format_percent(one.accuracy)]
+    outcome = [] if one.score is None else [one.measure.show_reached(one.score)]
     return ", ".join(outcome if one.epsilon is None else [*outcome, f"ε = {format_epsilon(one.epsilon)}"])

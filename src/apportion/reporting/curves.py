@@ -15,8 +15,7 @@ from apportion.reporting.result import HistoryEntry, RunResult
 from apportion.reporting.series import Series, mean
 
 Value = Callable[[HistoryEntry], float | Sequence[float] | None]
-ACCURACY, EPSILON = attrgetter("test_accuracy"), attrgetter("epsilon")
-CLIP, MULTIPLIER = attrgetter("clip"), attrgetter("noise_multiplier")
+EPSILON, CLIP, MULTIPLIER = attrgetter("epsilon"), attrgetter("clip"), attrgetter("noise_multiplier")
 
 MOST_POINTS = 400
 
@@ -54,6 +53,12 @@ def make_curve(runs: Iterable[RunResult], value: Value) -> list[Point]:
     ]
 
 
+def make_score_curve(one: Series) -> list[Point]:
+    """The scores of a series at the steps where they were measured."""
+    metric = one.measure.name
+    return make_curve(one.runs, lambda entry: entry.score(metric))
+
+
 def count_groups(runs: Iterable[RunResult]) -> int:
     """How many groups of parameters have a threshold of their own."""
     return max((len(entry.clip) for run in runs for entry in run.history), default=0)
@@ -71,11 +76,12 @@ def find_costs(series: Sequence[Series], colours: Mapping[str, int]) -> dict[str
     """At which step each series first reaches an accuracy, after how many epochs, for which ε.
 
     The reader chooses the accuracy, so the page does the looking-up; this is the data that it looks up in. Only steps at which every
-    seed was measured count: a mean over fewer seeds could be above the mean over all of them by chance.
+    seed was measured count: a mean over fewer seeds could be above the mean over all of them by chance. Only of accuracy: other metrics
+    have no common scale to choose from.
     """
     found = []
     for one in series:
-        points = make_curve(one.runs, ACCURACY)
+        points = make_score_curve(one) if one.measure.in_percent else []
         whole = [point for point in points if point.seeds == max(point.seeds for point in points)]
         if whole:
             found.append((one, whole))

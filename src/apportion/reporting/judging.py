@@ -10,7 +10,10 @@ that size, so a smaller difference is chance; and the tables of the studies coun
 so that page and table say the same of one file."""
 
 
-def compare_accuracy(ours: float, other: float) -> Literal["above", "close to", "below"]:
+Side = Literal["above", "close to", "below"]
+
+
+def compare_accuracy(ours: float, other: float) -> Side:
     """Where `ours` lies: |ours - other| ≤ CLOSE is close; rounding of floats (1e-9) does not decide."""
     if abs(ours - other) <= CLOSE + 1e-9:
         return "close to"

@@ -85,6 +85,7 @@ def _describe_experiment(experiment: Experiment, place: int, colours: Mapping[st
         "dashes": [{"dash": dash, "label": label} for dash, label in dashes.items()] if len(dashes) > 1 else [],
         "bands": any(meta["role"] == "band" for meta in metas),
         "stripes": any("twins" in meta for meta in metas),
+        "metric": experiment.measure.name,
         "reach": find_costs(series, colours),
         "statements": collect_statements(series, colours),
         "attacker": describe_attacker(experiment.runs),

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from apportion.reporting.curves import ACCURACY, CLIP, EPSILON, MULTIPLIER, Point, Value, count_groups, make_curve
+from apportion.reporting.curves import (
+    CLIP,
+    EPSILON,
+    MULTIPLIER,
+    Point,
+    Value,
+    count_groups,
+    make_curve,
+    make_score_curve,
+)
 from apportion.reporting.drawing import (
     draw_group,
     draw_level,
@@ -25,37 +34,51 @@ from apportion.reporting.drawing import (
 )
 from apportion.reporting.formatting import format_percent
 from apportion.reporting.result import HistoryEntry, as_number
-from apportion.reporting.series import Experiment, Series, rank_accuracy
+from apportion.reporting.series import Experiment, Series, rank_of
 
 Colours = Mapping[str, int]
 MOST_NAMED = 4
 
 
-def draw_accuracy_by_steps(series: Sequence[Series], colours: Colours) -> Any | None:
-    """Test accuracy at the steps where it was measured."""
+def draw_score_by_steps(series: Sequence[Series], colours: Colours) -> Any | None:
+    """The score on test data at the steps where it was measured."""
     traces: list[Any] = []
     for one in series:
-        points = make_curve(one.runs, ACCURACY)
-        traces += draw_series(one, points, colours, hover="%{y:.1%}", markers=True)
-    return make_figure(traces, "step", y=fit_percent_axis(traces))
+        traces += draw_series(one, make_score_curve(one), colours, hover=_hover(one), markers=True)
+    return make_figure(traces, "step", y=_fit_score_axis(series, traces))
 
 
-def draw_accuracy_by_epsilon(series: Sequence[Series], colours: Colours) -> Any | None:
-    """Test accuracy against the ε spent so far; non-private training, which has no ε, is a dotted line across."""
+def draw_score_by_epsilon(series: Sequence[Series], colours: Colours) -> Any | None:
+    """The score on test data against the ε spent so far; non-private training, which has no ε, is a dotted line across."""
     traces: list[Any] = []
     for one in series:
-        points = [point for point in make_curve(one.runs, ACCURACY) if point.epsilon is not None]
-        hover = "%{y:.1%} at ε = %{x:.3~f}"
+        points = [point for point in make_score_curve(one) if point.epsilon is not None]
+        hover = f"{_hover(one)} at ε = %{{x:.3~f}}"
         traces += draw_series(one, points, colours, hover=hover, markers=True, x=lambda point: point.epsilon)
     if not traces:
         return None
     right = max(x for trace in traces for x in trace.x)
     for one in series:
-        if one.status == "none" and one.accuracy is not None:
-            label = f"{one.label}: {format_percent(one.accuracy)}"
-            traces.append(draw_level(one.recipe, colours.get(one.recipe, 0), one.accuracy, right, "reference", label))
-    figure = make_figure(traces, "ε spent", y=fit_percent_axis(traces))
+        if one.status == "none" and one.score is not None:
+            label = f"{one.label}: {one.measure.show(one.score)}"
+            traces.append(draw_level(one.recipe, colours.get(one.recipe, 0), one.score, right, "reference", label))
+    figure = make_figure(traces, "ε spent", y=_fit_score_axis(series, traces))
     return None if figure is None else figure.update_layout(hovermode="closest")
+
+
+def _hover(one: Series) -> str:
+    return "%{y:.1%}" if one.measure.in_percent else "%{y:.4~g}"
+
+
+def _fit_score_axis(series: Sequence[Series], traces: list[Any]) -> dict[str, Any]:
+    """Accuracy in percent, without a title, as the heading names it; another metric as it is, with its name."""
+    measure = series[0].measure
+    if measure.in_percent:
+        return fit_percent_axis(traces)
+    values = [y for trace in traces for y in trace.y]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    room = 0.05 * ((high - low) or abs(high) or 1.0)
+    return {"range": [low - room, high + room], "title": {"text": f"{measure.name} ({measure.better} is better)"}}
 
 
 def draw_epsilon_by_steps(series: Sequence[Series], colours: Colours) -> Any | None:
@@ -154,18 +177,20 @@ def _clip_of(group: int) -> Value:
 # Captions
 
 
-def caption_accuracy(series: Sequence[Series], figure: Any) -> str:
+def caption_score(series: Sequence[Series], figure: Any) -> str:
     """Who ends where."""
-    measured = sorted((one for one in series if one.accuracy is not None), key=rank_accuracy, reverse=True)
-    said = [f"{one.label} {format_percent(one.accuracy)}" for one in measured]
-    return f"Higher is better. At the end: {_name_first(said, ', ')}.{_mention_cut(figure)}"
+    measured = sorted((one for one in series if one.score is not None), key=rank_of, reverse=True)
+    said = [f"{one.label} {one.measure.show(one.score)}" for one in measured]
+    return f"{series[0].measure.better.capitalize()} is better. At the end: {_name_first(said, ', ')}.{_mention_cut(figure)}"
 
 
 def caption_tradeoff(series: Sequence[Series], figure: Any) -> str:
     """Which corner is the good one."""
-    free = any(one.status == "none" and one.accuracy is not None for one in series)
+    free = any(one.status == "none" and one.score is not None for one in series)
     line = " The dotted line is where training without privacy ends." if free else ""
-    return f"Up and to the left is better: more accuracy for less privacy spent.{line}{_mention_cut(figure)}"
+    measure = series[0].measure
+    side, gain = ("Up", f"more {measure.name}") if measure.better == "higher" else ("Down", f"less {measure.name}")
+    return f"{side} and to the left is better: {gain} for less privacy spent.{line}{_mention_cut(figure)}"
 
 
 def caption_spending(series: Sequence[Series], figure: Any) -> str:
@@ -251,8 +276,8 @@ class Panel:
 
 
 PANELS = (
-    Panel("accuracy-epsilon", "Test accuracy against ε spent", draw_accuracy_by_epsilon, caption_tradeoff),
-    Panel("accuracy-steps", "Test accuracy against steps", draw_accuracy_by_steps, caption_accuracy),
+    Panel("accuracy-epsilon", "Test {metric} against ε spent", draw_score_by_epsilon, caption_tradeoff),
+    Panel("accuracy-steps", "Test {metric} against steps", draw_score_by_steps, caption_score),
     Panel("epsilon-steps", "ε spent against steps", draw_epsilon_by_steps, caption_spending),
     Panel("epsilon-people", "ε spent by each group of people", draw_epsilon_by_people, caption_people),
     Panel("clip-steps", "Clip threshold against steps", draw_clip_by_steps, caption_clip),
@@ -272,7 +297,7 @@ def draw_panels(experiment: Experiment, place: int, colours: Colours) -> list[di
             found.append(
                 {
                     "id": f"{panel.name}-{place}",
-                    "heading": panel.heading,
+                    "heading": panel.heading.format(metric=experiment.measure.name),
                     "caption": panel.caption(experiment.series, figure),
                     "choices": [choice for choice in choices if choice is not None],
                     "figure": drawn,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ VERSION = 1
 FILE = "results.json"
 
 Values = Mapping[str, Any]
+_Scored = TypeVar("_Scored", bound="HistoryEntry | RunResult")
 _Kind = TypeVar("_Kind", bound="HistoryEntry | RunResult | NotRun | Results")
 
 
@@ -79,8 +80,16 @@ class HistoryEntry:
     test_accuracy: float | None = _read_by(as_share)
     details: Values = field(default_factory=dict)
 
+    def score(self, metric: str) -> float | None:
+        """What was measured by `metric`."""
+        return _score(self, metric)
+
+    def with_score(self, metric: str, score: float | None) -> HistoryEntry:
+        """The entry with what was measured."""
+        return _with_score(self, metric, score)
+
     def to_json(self) -> dict[str, Any]:
-        """As it stands in files: a single threshold instead of a list of one."""
+        """As it stands in files: a single threshold instead of a list of one; the score under its name, as `test_accuracy`."""
         clip = None if not self.clip else self.clip[0] if len(self.clip) == 1 else list(self.clip)
         return _written(self) | {"clip": clip}
 
@@ -130,10 +139,19 @@ class RunResult:
     history: tuple[HistoryEntry, ...] = ()
 
     @property
-    def accuracy(self) -> float | None:
-        """The test accuracy of the run, or the last one of its history."""
-        measured = (entry.test_accuracy for entry in reversed(self.history))
-        return next((one for one in (self.test_accuracy, *measured) if one is not None), None)
+    def metric(self) -> str:
+        """What its score is: "accuracy", or what the details call it."""
+        return str(self.details.get("metric") or "accuracy")
+
+    @property
+    def score(self) -> float | None:
+        """What was measured in the end, or the last one of its history."""
+        measured = (entry.score(self.metric) for entry in reversed(self.history))
+        return next((one for one in (_score(self, self.metric), *measured) if one is not None), None)
+
+    def with_score(self, score: float | None) -> RunResult:
+        """The run with its score under the name of its metric."""
+        return _with_score(self, self.metric, score)
 
     @classmethod
     def from_json(cls, values: Any, place: str = "run") -> RunResult:
@@ -251,6 +269,17 @@ def read_json(file: Path, fix: str) -> Any:
         raise InvalidArgument("path", str(file), reason, "Check its permissions") from None
     except (ValueError, RecursionError) as error:
         raise InvalidArgument("path", str(file), f"it is not valid JSON ({error})", "Name another file") from None
+
+
+def _score(one: HistoryEntry | RunResult, metric: str) -> float | None:
+    """Accuracy has a field; another metric is kept under its name."""
+    return one.test_accuracy if metric == "accuracy" else as_number(one.details.get(f"test_{metric}"))
+
+
+def _with_score(one: _Scored, metric: str, score: float | None) -> _Scored:
+    if metric == "accuracy":
+        return replace(one, test_accuracy=score)
+    return replace(one, details={**one.details, f"test_{metric}": score})
 
 
 def _read(kind: type[_Kind], values: Values, **more: Any) -> _Kind:

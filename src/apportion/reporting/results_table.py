@@ -18,7 +18,7 @@ from apportion.reporting.formatting import (
 )
 from apportion.reporting.judging import CLOSE, compare_accuracy
 from apportion.reporting.result import Results
-from apportion.reporting.series import Experiment, Series, rank_accuracy
+from apportion.reporting.series import Experiment, Series, rank_of
 from apportion.reporting.statements import BADGES
 
 # In sentences
@@ -28,18 +28,22 @@ def summarise_experiment(experiment: Experiment) -> list[str]:
     """One sentence for each budget; of an experiment without any private run, one about the best of them."""
     data = {run.data for run in experiment.runs} - {None, ""}
     where = f" on {data.pop()}" if len(data) == 1 else ""
-    free = [one for one in experiment.series if one.epsilon is None and one.accuracy is not None]
+    free = [one for one in experiment.series if one.epsilon is None and one.score is not None]
     sentences = []
     for target, rivals in experiment.contests().items():
-        best = max(rivals, key=rank_accuracy)
-        remarks = [f"the highest of {len(rivals)} recipes{_name_close(best, rivals)}"] if len(rivals) > 1 else []
+        best = max(rivals, key=rank_of)
+        remarks = (
+            [f"the {experiment.measure.best} of {len(rivals)} recipes{_name_close(best, rivals)}"]
+            if len(rivals) > 1
+            else []
+        )
         remarks += [f"{_place_beside(best, free)} non-private training"] if free else []
         spent = format_epsilon(best.epsilon) if target is None else f"{target:g}"
-        reached = f"At ε = {spent}, {best.recipe} reached {format_percent(best.accuracy)}{where}"
+        reached = f"At ε = {spent}, {best.recipe} reached {best.measure.show_reached(best.score)}{where}"
         sentences.append(", ".join([reached, " and ".join(remarks)] if remarks else [reached]) + ".")
     if not sentences and free:
-        best = max(free, key=rank_accuracy)
-        sentences.append(f"Without privacy, {best.recipe} reached {format_percent(best.accuracy)}{where}.")
+        best = max(free, key=rank_of)
+        sentences.append(f"Without privacy, {best.recipe} reached {best.measure.show_reached(best.score)}{where}.")
     return sentences
 
 
@@ -50,14 +54,15 @@ def summarise(experiments: Sequence[Experiment]) -> list[str]:
         several = len(experiments) > 1
         found = [(one.name, said) for one in experiments for said in summarise_experiment(one)]
         sentences = [f"{name}: {said}" if several else said for name, said in found]
-    return sentences or ["No test accuracy was measured."]
+    return sentences or ["Nothing was measured on test data."]
 
 
 def _name_close(best: Series, rivals: Sequence[Series]) -> str:
     """Those that could as well be the best; beyond three, how many there are."""
-    top = rank_accuracy(best)
     close = [
-        one.recipe for one in rivals if one is not best and compare_accuracy(rank_accuracy(one), top) == "close to"
+        one.recipe
+        for one in rivals
+        if one is not best and best.measure.compare(one.score or 0.0, best.score or 0.0) == "close to"
     ]
     names = join_names(close) if 0 < len(close) <= 3 else f"{len(close)} others"
     return f" ({names} {'is' if len(close) == 1 else 'are'} close to it)" if close else ""
@@ -65,13 +70,11 @@ def _name_close(best: Series, rivals: Sequence[Series]) -> str:
 
 def _place_beside(best: Series, free: Sequence[Series]) -> str:
     """How far the best is from training without privacy, as it is shown: with one digit after the point."""
-    ours, other = rank_accuracy(best), max(map(rank_accuracy, free))
-    side = compare_accuracy(ours, other)
-    return side if side == "close to" else f"{100 * abs(ours - other):.1f} points {side}"
+    return best.measure.show_distance(best.score or 0.0, max(free, key=rank_of).score or 0.0)
 
 
 def _compare_with_paper(series: Sequence[Series]) -> list[str]:
-    pairs = [(one.accuracy, one.paper_accuracy) for one in series if not one.above_claim]
+    pairs = [(one.score, one.paper_accuracy) for one in series if not one.above_claim]
     sides = Counter(compare_accuracy(ours, paper) for ours, paper in pairs if ours is not None and paper is not None)
     if not sides:
         return []
@@ -97,7 +100,7 @@ def make_rows(experiment: Experiment, colours: Mapping[str, int]) -> list[dict[s
     seeded = is_seeded(experiment)
     found = []
     for one in experiment.series:
-        ours, paper, first = one.accuracy, one.paper_accuracy, one.runs[0]
+        ours, paper, first = one.score, one.paper_accuracy, one.runs[0]
         found.append(
             {
                 "recipe": one.recipe,
@@ -110,8 +113,8 @@ def make_rows(experiment: Experiment, colours: Mapping[str, int]) -> list[dict[s
                 "claimed": None if one.paper_epsilon is None else f"{one.paper_epsilon:g}",
                 "above_claim": one.above_claim,
                 "delta": format_delta(first.delta),
-                "accuracy": format_percent(ours),
-                "deviation": None if one.deviation is None else f"{100 * one.deviation:.1f}",
+                "score": one.measure.show(ours),
+                "deviation": None if one.deviation is None else one.measure.show_spread(one.deviation),
                 "paper": None if paper is None else format_percent(paper),
                 "difference": None if paper is None or ours is None else format_points(ours - paper),
                 "runs": len(one.runs) if len(counts) > 1 else None,
@@ -144,16 +147,16 @@ def write_notes(experiment: Experiment) -> list[str]:
     if any(one.deviation is not None for one in series):
         over = f"{max(counts)} runs" if len(counts) == 1 else "runs"
         found.append(
-            f"Accuracy is the mean over {over}, ± one standard deviation. "
+            f"{experiment.measure.name.capitalize()} is the mean over {over}, ± one standard deviation. "
             "With few runs, a difference smaller than that is no evidence that one recipe is better."
         )
     spent = [[one.epsilon or 0.0 for one in rivals] for rivals in experiment.contests().values()]
     if any(max(rivals) > 1.02 * min(rivals) for rivals in spent):
-        found.append("These rows did not all spend the same ε: more privacy spent buys accuracy.")
+        found.append("These rows did not all spend the same ε: more privacy spent buys a better model.")
     if any(one.above_claim for one in series):
         found.append(
             "ε is computed from the steps that were run. Where it is above what the paper claims, it is marked, and the row does "
-            "not compete for the highest accuracy."
+            "not compete for the best result."
         )
     if any(one.control_of for one in series):
         found.append("A control is set beside the recipe that it names, to show what that recipe itself contributes.")
@@ -171,7 +174,7 @@ def write_notes(experiment: Experiment) -> list[str]:
 
 
 def make_overview(experiments: Sequence[Experiment], colours: Mapping[str, int]) -> list[dict[str, Any]]:
-    """One row for each recipe, with its accuracy in each experiment: the table as a paper would print it."""
+    """One row for each recipe, with its score in each experiment: the table as a paper would print it."""
     by_recipe: dict[str, dict[int, list[Series]]] = defaultdict(lambda: defaultdict(list))
     for place, experiment in enumerate(experiments):
         for one in experiment.series:
@@ -208,15 +211,15 @@ def list_not_run(results: Results) -> list[dict[str, str]]:
 def _make_cell(one: Series, best: bool) -> dict[str, Any]:
     return {
         "target": f"ε = {one.target:g}" if one.label != one.recipe else "",
-        "accuracy": format_percent(one.accuracy),
-        "deviation": None if one.deviation is None else f"{100 * one.deviation:.1f}",
+        "score": one.measure.show(one.score),
+        "deviation": None if one.deviation is None else one.measure.show_spread(one.deviation),
         "paper": None if one.paper_accuracy is None else format_percent(one.paper_accuracy),
         "best": best,
     }
 
 
 def _describe_best(experiment: Experiment, one: Series) -> str:
-    word = "highest" if len(one.runs) == 1 else "best mean"
+    word = one.measure.best if len(one.runs) == 1 else "best mean"
     if experiment.labelled:
         return word
     return f"{word} at ε = {format_epsilon(one.epsilon) if one.target is None else f'{one.target:g}'}"

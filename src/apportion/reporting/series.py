@@ -1,6 +1,6 @@
 """What is compared: experiments, and in each of them series of runs.
 
-An experiment is what makes runs comparable: the label that they carry, or else their data set and model. A series is all the
+An experiment is what makes runs comparable: the label that they carry, or else their data, model and metric. A series is all the
 seeds of one recipe at one budget. The report reduces the runs itself, so that no table can say anything else than the curves.
 """
 
@@ -11,9 +11,11 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from apportion.reporting.judging import exceeds_claim
+from apportion.reporting.measures import Measure
 from apportion.reporting.result import RunResult
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -30,14 +32,24 @@ class Series:
     runs: tuple[RunResult, ...]
 
     @property
-    def accuracy(self) -> float | None:
-        """The mean over seeds of the last test accuracy."""
-        return mean(self.known(lambda run: run.accuracy))
+    def measure(self) -> Measure:
+        """What the scores of its runs are."""
+        return Measure.of(self.runs[0].details)
+
+    @property
+    def score(self) -> float | None:
+        """The mean over seeds of the last score on test data."""
+        return mean(self.known(lambda run: run.score))
+
+    @property
+    def rank(self) -> float:
+        """To sort by, the best last."""
+        return self.measure.rank(self.score)
 
     @property
     def deviation(self) -> float | None:
-        """The standard deviation over seeds of the last test accuracy."""
-        found = self.known(lambda run: run.accuracy)
+        """The standard deviation over seeds of that score."""
+        found = self.known(lambda run: run.score)
         return statistics.stdev(found) if len(found) > 1 else None
 
     @property
@@ -88,8 +100,8 @@ class Series:
             "target_epsilon": self.target,
             "delta": first.delta,
             "epsilon": self.epsilon,
-            "test_accuracy": self.accuracy,
-            "test_accuracy_std": self.deviation,
+            f"test_{first.metric}": self.score,
+            f"test_{first.metric}_std": self.deviation,
             "seeds": [run.seed for run in self.runs],
             "steps": first.steps,
             "seconds": None if self.seconds is None else round(self.seconds, 3),
@@ -109,29 +121,33 @@ class Experiment:
     series: tuple[Series, ...]
 
     @property
+    def measure(self) -> Measure:
+        """What the scores of all runs are."""
+        return self.series[0].measure
+
+    @property
     def runs(self) -> list[RunResult]:
         """All runs, those of a series together."""
         return [run for one in self.series for run in one.runs]
 
     def contests(self) -> dict[float | None, list[Series]]:
-        """The series with an ε and an accuracy that compete: all of a labelled experiment, otherwise those of one budget.
+        """The series with an ε and a score that compete: all of a labelled experiment, otherwise those of one budget.
 
         One that spent more than its claim competes with nobody.
         """
         found: dict[float | None, list[Series]] = defaultdict(list)
         for one in self.series:
-            if one.epsilon is not None and one.accuracy is not None and not one.above_claim:
+            if one.epsilon is not None and one.score is not None and not one.above_claim:
                 found[None if self.labelled else one.target].append(one)
         return dict(found)
 
     def winners(self) -> set[str]:
-        """The labels of the series with the highest accuracy, where there is more than one to compare."""
-        return {max(rivals, key=rank_accuracy).label for rivals in self.contests().values() if len(rivals) > 1}
+        """The labels of the series with the best score, where there is more than one to compare."""
+        return {max(rivals, key=rank_of).label for rivals in self.contests().values() if len(rivals) > 1}
 
 
-def rank_accuracy(one: Series) -> float:
-    """To sort by: a series without a measurement comes last."""
-    return -1.0 if one.accuracy is None else one.accuracy
+rank_of = attrgetter("rank")
+"""To sort series by, the best last."""
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -150,13 +166,13 @@ def group_runs(runs: Iterable[RunResult], key: Callable[[RunResult], Any]) -> di
 def group_experiments(runs: Iterable[RunResult]) -> list[Experiment]:
     """Group runs into experiments, in order of appearance."""
 
-    def key(run: RunResult) -> tuple[bool, str]:
+    def key(run: RunResult) -> tuple[bool, str, str]:
         if run.experiment is not None:
-            return True, run.experiment
-        return False, " · ".join(part for part in (run.data, run.model) if part)
+            return True, run.experiment, run.metric
+        return False, " · ".join(part for part in (run.data, run.model) if part), run.metric
 
     found = group_runs(runs, key)
-    return [Experiment(name, labelled, group_series(members)) for (labelled, name), members in found.items()]
+    return [Experiment(name, labelled, group_series(members)) for (labelled, name, _), members in found.items()]
 
 
 def group_series(runs: Iterable[RunResult]) -> tuple[Series, ...]:

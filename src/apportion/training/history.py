@@ -20,9 +20,10 @@ class Entry:
         noise_multiplier: z_t; `None` for a draw that released no sum.
         learning_rate: of each parameter group of the optimiser.
         epsilon: spent up to and including this step; `None` where it was not computed.
-        test_accuracy: on data declared public; `None` where the model was not evaluated.
+        score: of the model on data declared public, by `metric`; `None` where it was not evaluated, or where its outputs were not numbers.
         selected: the step size that a selection released, 0 for none; `None` for a draw that selected nothing.
-        group_epsilon: likewise for each group of the budget, by its name; `None` without groups.
+        group_epsilon: ε for each group of the budget, by its name; `None` without groups.
+        metric: what the score is; `None` where the model was not evaluated.
     """
 
     step: int
@@ -31,17 +32,24 @@ class Entry:
     noise_multiplier: float | None
     learning_rate: tuple[float, ...]
     epsilon: float | None = None
-    test_accuracy: float | None = None
+    score: float | None = None
     selected: float | None = None
     group_epsilon: Mapping[str, float] | None = None
+    metric: str | None = None
+
+    @property
+    def test_accuracy(self) -> float | None:
+        """The accuracy on data declared public; `None` where it was not measured."""
+        return self.score if self.metric == "accuracy" else None
 
     def as_json(self) -> dict[str, Any]:
-        """As it stands in history files: single values instead of lists of one."""
+        """As it stands in history files: single values instead of lists of one, and the score under its name, as `test_accuracy`."""
         content = {key: _single(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        metric, score = content.pop("metric"), content.pop("score")
         for name in ("selected", "group_epsilon"):
             if content[name] is None:
                 del content[name]
-        return content
+        return content | {f"test_{metric or 'accuracy'}": score}
 
 
 def as_columns(entries: Sequence[Entry]) -> dict[str, list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from apportion.curator.records import Records
 from apportion.domain import IGNORED, Domain
 from apportion.errors import InvalidArgument
 from apportion.models.synthetic import find_runnable_batch, prepare_model
+from apportion.training.named_losses import Loss
 
 _CLASS_LOSSES = (functional.cross_entropy, functional.nll_loss)
 _CLASS_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
@@ -48,6 +50,8 @@ def expected_domain(
         reason = f"it is a {type(declared).__name__}"
         raise InvalidArgument("domain", validate.shown(declared), reason, "Pass apportion.Domain(classes=10)")
     domain = declared or Domain()
+    if isinstance(loss_fn, Loss) and loss_fn.name == "bce" and domain.classes is None:
+        return replace(domain, classes=2)
     ignored = _ignored_class(loss_fn)
     if domain.classes is None and ignored is None:
         return domain
@@ -56,7 +60,7 @@ def expected_domain(
     if outputs is None:
         return domain
     if domain.classes is None and ignored is not None:
-        return Domain(outputs, domain.inputs, ignored)
+        return replace(domain, classes=outputs, ignored=ignored)
     if ignored is not None and domain.classes is not None and domain.classes > outputs:
         reason = f"the model has {outputs} outputs, and the loss of a higher class number cannot be computed"
         raise InvalidArgument("domain.classes", domain.classes, reason, "Give the last layer one output for each class")
@@ -69,6 +73,8 @@ def _ignored_class(loss_fn: LossFunction | None) -> int | None:
     while isinstance(loss_fn, partial):
         settings = loss_fn.keywords | settings
         loss_fn = loss_fn.func
+    if isinstance(loss_fn, Loss):
+        return IGNORED if loss_fn.name == "cross-entropy" else None
     if type(loss_fn) in _CLASS_MODULES:
         return int(loss_fn.ignore_index)  # type: ignore[union-attr]
     return int(settings.get("ignore_index", IGNORED)) if loss_fn in _CLASS_LOSSES else None

@@ -52,8 +52,8 @@ def _facts(known: dict[str, str], entry: Entry, budget: float) -> str:
         known["noise"] = f"{entry.noise_multiplier:.3g}"
     if entry.epsilon is not None:
         known["ε"] = f"{entry.epsilon:.2f}/{budget:g}"
-    if entry.test_accuracy is not None:
-        known["accuracy"] = f"{entry.test_accuracy:.1%}"
+    if entry.metric is not None and entry.score is not None:
+        known[entry.metric] = f"{entry.score:.1%}" if entry.metric == "accuracy" else f"{entry.score:.4g}"
     return "  ".join(f"{name} {value}" for name, value in known.items())
 
 

@@ -92,11 +92,13 @@ class Run:
 
     def configuration(self) -> dict[str, Any]:
         """Everything that was decided in advance. All of it is public."""
+        metric = self._session.metric
         return {
             "plan": self.plan.describe(),
             "optimizer": type(self._session.optimizer).__name__,
             "lr": self._session.initial_learning_rates,
             "versions": package_versions(),
+            **({} if metric is None else {"metric": metric.name, "better": metric.better}),
         }
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:

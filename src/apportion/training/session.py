@@ -31,9 +31,10 @@ from apportion.request import Released, Request
 from apportion.strategies.context import epoch_length
 from apportion.strategies.roles import FeedbackNoise
 from apportion.training.checkpoint import Checkpoints, explained
-from apportion.training.evaluation import accuracy
+from apportion.training.evaluation import Evaluation, accuracy
 from apportion.training.exact import ExactCurator
 from apportion.training.history import Entry, as_columns, from_columns, is_report_step
+from apportion.training.metrics import Metric
 from apportion.training.optimizers import require_same_parameters
 from apportion.training.recipe_state import RecipeState
 from apportion.training.storage import PROBLEMS, Storage
@@ -111,6 +112,7 @@ class Session:
         self.initial_learning_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.entries: list[Entry] = []
         self.usable, self._judged = UsableTally(), self.plan.usable is None
+        self.metric: Metric | None = None
         self._applying = False
         self.optimizer.register_step_pre_hook(self._only_released_gradients)
         self._rehearse()
@@ -308,13 +310,14 @@ class Session:
                 "this optimizer belongs to a private run: call private.optimizer.step(), which adds clipping and noise"
             )
 
-    def report(self, test_accuracy: float | None) -> Entry:
-        """Add what is known of the last step: the budget spent so far and, if it was evaluated, the model's accuracy."""
+    def report(self, evaluation: Evaluation | None) -> Entry:
+        """Add what is known of the last step: the budget spent so far and, if it is to be evaluated, how good the model is."""
         names = [group.name for group in self.plan.budget.groups]
         entry = replace(
             self.entries[-1],
             epsilon=self.account.epsilon(),
-            test_accuracy=test_accuracy,
+            metric=None if evaluation is None else evaluation.metric.name,
+            score=None if evaluation is None else evaluation.measure(self.evaluated),
             group_epsilon={name: self.account.epsilon(group=name) for name in names} or None,
         )
         self.entries[-1] = entry

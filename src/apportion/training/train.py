@@ -18,8 +18,10 @@ from apportion.errors import InvalidArgument, TakenOver
 from apportion.execution import Execution
 from apportion.models.check import copy_model
 from apportion.planning import Plan, require_plan
-from apportion.training.evaluation import require_measurable, require_public
+from apportion.training.evaluation import Evaluation, choose_evaluation, require_measurable, require_public
 from apportion.training.loop import take_steps
+from apportion.training.metrics import Metric, Score, as_metric
+from apportion.training.named_losses import as_loss
 from apportion.training.opening import open_session, require_trainable
 from apportion.training.optimizers import OptimizerFactory, build_optimizer
 from apportion.training.preflight import expected_domain, require_one_process
@@ -31,7 +33,7 @@ from apportion.training.storage import Storage
 
 def train(
     model: nn.Module,
-    loss_fn: LossFunction,
+    loss_fn: str | LossFunction,
     data: Any,
     plan: Plan,
     *,
@@ -39,6 +41,8 @@ def train(
     optimizer: str | OptimizerFactory = "sgd",
     scheduler: Callable[[Optimizer], LRScheduler] | None = None,
     evaluate: Public | None = None,
+    metric: str | Metric | Score | None = None,
+    evaluate_every: int | str | None = None,
     validation: Public | None = None,
     execution: Execution | None = None,
     seed: int | None = None,
@@ -53,8 +57,9 @@ def train(
 
     Args:
         model: any module that does not mix records; `apportion.check(model)` tells.
-        loss_fn: loss_fn(outputs, targets): a mean or a sum over the batch, or one value a record. It is evaluated for each
-            record alone; a mean over class weights is refused, because alone the weights would cancel (use reduction="none").
+        loss_fn: the name of an `apportion.Loss` ("cross-entropy", "bce", "mse", "huber"), or loss_fn(outputs, targets): a mean or a sum
+            over the batch, or one value a record. It is evaluated for each record alone; a mean over class weights is refused, because
+            alone the weights would cancel (use `Loss(name, weights=...)`, or reduction="none").
         data: a pair (inputs, targets) of tensors or arrays, or a map-style Dataset of such pairs. A model is called with a
             tuple of inputs as model(*x), with a dict as model(**x).
         plan: what is executed: `apportion.plan(recipe, budget=..., population=..., batch_size=..., epochs=...)`.
@@ -62,7 +67,11 @@ def train(
             factory such as `torch.optim.SGD`.
         scheduler: makes a learning-rate scheduler for the optimiser, stepped once a step, e.g.
             `lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.999)`.
-        evaluate: data declared public, on which accuracy is measured during the run; of the averaged weights, where they are kept.
+        evaluate: data declared public, on which the model is measured during the run; with averaged weights, where they are kept.
+        metric: by what: the name of an `apportion.Metric` ("accuracy", "auc", "f1", "mae", "rmse", "r2"), or metric(outputs, targets). By
+            default rmse for the losses "mse" and "huber", otherwise accuracy.
+        evaluate_every: measure after so many steps, or epochs ("1 epoch"), and at the end; by default about 25 times, and less often
+            where that would take longer than training.
         validation: data declared public, by whose accuracy a recipe such as yu-validation chooses its noise. Not the data of
             `evaluate`, or that accuracy would be too good.
         execution: memory and speed, which never change the guarantee.
@@ -93,14 +102,19 @@ def train(
             "train makes the optimizer itself, and so needs a function that makes the scheduler for it",
             "Pass for example lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 100)",
         )
-    public = {"evaluate": evaluate, "validation": validation}
-    given = {argument: require_public(one, argument) for argument, one in public.items() if one is not None}
     require_one_process(model)
+    for argument, one in (("evaluate", evaluate), ("validation", validation)):
+        if one is not None:
+            require_public(one, argument)
+    loss_fn = as_loss(loss_fn)
+    evaluation = choose_evaluation(evaluate, as_metric(metric, loss_fn), evaluate_every, plan.sampling)
     records = as_records(data)
     was_training = model.training
     choice = require_trainable(model, loss_fn, records, execution)
-    for argument, one in given.items():
-        require_measurable(model, one, argument)
+    if evaluation is not None:
+        require_measurable(model, evaluation.data, metric=evaluation.metric)
+    if validation is not None:
+        require_measurable(model, validation, "validation")
     built = build_optimizer(model, optimizer, lr)
     setup = Setup(
         model=model,
@@ -116,22 +130,23 @@ def train(
         domain=expected_domain(domain, model, loss_fn, records),
     )
     session = open_session(setup)
+    session.metric = None if evaluation is None else evaluation.metric
     if isinstance(loss_fn, nn.Module):
         loss_fn = copy_model(loss_fn)  # a loss that remembers what it saw must not hand it out
     try:
-        return _run(session, loss_fn, evaluate, progress)
+        return _run(session, loss_fn, evaluation, progress)
     finally:
         model.train(was_training)
 
 
-def _run(session: Session, loss_fn: LossFunction, evaluate: Public | None, progress: bool | Show | None) -> Run:
+def _run(session: Session, loss_fn: LossFunction, evaluation: Evaluation | None, progress: bool | Show | None) -> Run:
     """Take all steps. What was charged, and what came of it, is not lost when they are interrupted."""
     run, folder = Run(session), session.storage.folder
     plan, ours = session.plan, True
     shown = None if callable(progress) else progress
     try:
         with progress_bar(plan.recipe.name, plan.steps, plan.budget.epsilon, enabled=shown) as show:
-            take_steps(session, loss_fn, evaluate, progress if callable(progress) else show)
+            take_steps(session, loss_fn, evaluation, progress if callable(progress) else show)
     except TakenOver:
         ours = False
         raise

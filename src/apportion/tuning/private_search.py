@@ -50,7 +50,7 @@ from apportion.curator.records import Records, as_records
 from apportion.errors import InvalidArgument, TakenOver
 from apportion.planning import Plan, plan_steps
 from apportion.training.checkpoint import explained, first_difference, replace_file
-from apportion.training.evaluation import require_measurable
+from apportion.training.evaluation import Evaluation, require_measurable
 from apportion.training.folders import tidied
 from apportion.training.loop import take_steps
 from apportion.training.run import Run
@@ -404,7 +404,7 @@ def _run(
             storage=storage,
         )
         try:
-            take_steps(session, task.own_loss(), task.evaluate)
+            take_steps(session, task.own_loss(), Evaluation(task.evaluate))
         finally:
             session.curator.end_workers()
         score = task.rank(session)
