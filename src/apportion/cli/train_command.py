@@ -184,6 +184,8 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
         print_error_stream(f"ε = {run.epsilon_spent:.4f} {TAKEN}; {run.epsilon:.4f} {RESERVED}: the guarantee.")
         for group in run.details.get("groups", ()):
             print_error_stream(f"  {group['name']}: ε = {group['epsilon']:.4f} of {group['budget']:g}")
+        if (usable := run.details.get("usable")) is not None:
+            print_error_stream(f"Usable records: about {usable:.0%}, by a noisy count that is part of the plan.")
         print_error_stream(f"Privacy statement: {(folder / STATEMENT).with_suffix('.md')}")
         print_error_stream(
             f"{folder / PROBLEMS} says exactly which records could not be used. It is for the owner of the data: do not publish it, and do "

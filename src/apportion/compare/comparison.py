@@ -237,6 +237,8 @@ def _train_privately(
     found = describe_run(run.statement(), run.configuration(), history)
     strategies = {role: found.details[role] for role in ("clip", "noise", "update", "groups") if role in found.details}
     details = {**known.details, **strategies}
+    if run.usable is not None:
+        details["usable"] = round(run.usable, 3)
     if validated:
         details["validation"] = "every second record of the test data, which is not used for the accuracy"
     return replace(found, recipe=known.recipe, data=known.data, model=known.model, seed=known.seed, details=details)
