@@ -82,7 +82,7 @@ def noise_times(factor):
 def one_layer_unclipped(monkeypatch):
     real = curator.clip_and_sum
 
-    def sums(gradients, releases, clips):
+    def sums(gradients, releases, *_):
         records = as_gradients(gradients)
         norms = records.squared_norms()
         name = list(norms)[-2]
@@ -97,7 +97,7 @@ def clipped_at_twice_the_threshold(monkeypatch):
     monkeypatch.setattr(
         curator,
         "clip_and_sum",
-        lambda gradients, releases, clips: real(
+        lambda gradients, releases, *_: real(
             gradients, [replace(release, threshold=2 * release.threshold) for release in releases]
         ),
     )

@@ -54,7 +54,7 @@ class Spy:
             self.members.append(set())
             return self.taking[-1]
 
-        def clipped(gradients, releases, clips):
+        def clipped(gradients, releases, clips, *_):
             self.clips.append(clips)
             return clip(gradients, releases, clips)
 

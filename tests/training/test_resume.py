@@ -421,7 +421,7 @@ def test_exact_burns_a_draw_whose_value_comes_out_different(tmp_path, dies, monk
     folder = tmp_path / "run"
     older_checkpoint(folder, dies, spare=2, mode="exact")
 
-    def doubled(rows, releases):
+    def doubled(rows, releases, *_):
         return {name: 2 * part for name, part in clip_and_sum(rows, releases).items()}
 
     monkeypatch.setattr("apportion.curator.curator.clip_and_sum", doubled)

@@ -83,7 +83,7 @@ def audit(
         population=canaries,
         sample_rate=sample_rate,
         steps=steps,
-        count_usable=False,  # a broken build makes canaries that are not finite, and must be seen to
+        count_usable=False,  # half of the declared canaries are left out on purpose
     )
     session, loss, watched = plant(
         model, loss_fn, data, included, planned, execution or Execution(), randomness or Randomness.fresh()
