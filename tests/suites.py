@@ -5,6 +5,5 @@ import pytest
 
 def thinned(cases, core):
     """The cases as parameters of a test; those for which `core` says no belong to the long suite."""
-    for case in cases:
-        values = case if isinstance(case, tuple) else (case,)
-        yield pytest.param(*values, marks=() if core(*values) else pytest.mark.slow)
+    every = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*values, marks=() if core(*values) else pytest.mark.slow) for values in every]
