@@ -136,7 +136,7 @@ BROKEN = {
 def test_a_broken_piece_is_found(model, records, monkeypatch, breakage):
     apply, kind = BROKEN[breakage]
     apply(monkeypatch)
-    report = replayed(model, records)
+    report = replayed(model, records, steps=6)
     assert kind in {finding.kind for finding in report.findings}, report.findings
     with pytest.raises(PrivacyViolation, match="does not hold"):
         report.require()
@@ -150,4 +150,4 @@ def test_losses_that_move_both_ways_are_found(model, records, monkeypatch):
         return (-1) ** next(calls) * losses.nan_to_num(bound, bound, bound).clamp(0.0, bound)
 
     clipped_by(both_ways)(monkeypatch)
-    assert "sensitivity" in {finding.kind for finding in replayed(model, records).findings}
+    assert "sensitivity" in {finding.kind for finding in replayed(model, records, steps=6).findings}
