@@ -1,7 +1,9 @@
 import gc
 import os
+import shutil
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import apportion as ap
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from pieces import BOOKS, WORK, changed
+from proofs import PROVED_ONCE, proofs_remembered
 
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -20,6 +23,11 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # the suite runs one process for each core
+
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2**30:
+    # every charge and every checkpoint waits for the disk; in memory thousands of them need not
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # A change must not fail for what another run would have found: the suite tries the same examples every time. New ones are looked
 # for on purpose, with `make fuzz`.
@@ -79,4 +87,11 @@ def small_pieces(request):
     """
     usual = request.node.get_closest_marker("usual_pieces")
     with changed({} if usual else SMALL.get(request.path.parent.name, {})):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def remembered_proofs(request):
+    """Where engines are not what is tested, the same small model is proved once."""
+    with proofs_remembered() if {request.path.parent.name, request.path.stem} & PROVED_ONCE else nullcontext():
         yield

@@ -152,4 +152,4 @@ def test_all_studies_are_listed_with_what_is_kept(reproduction, tmp_path):
     assert (found["monir_table_10"]["kept"], found["monir_table_10"]["waiting"]) == (0, 6)
     empty = json.loads(reproduction("list", "--json", "--results", str(tmp_path))[1])
     assert all(row["kept"] == 0 for row in empty)
-    assert "lin_table_2" in reproduction("list")[1]
+    assert "lin_table_2" in reproduction("list", "--results", str(tmp_path))[1]

@@ -15,6 +15,7 @@ from apportion.curator.curator import Draw
 from apportion.curator.randomness import Stream
 from apportion.request import Choice, Event, Request
 from runs import replay
+from suites import thinned
 
 LOSS = nn.CrossEntropyLoss()
 UPDATES = {
@@ -27,8 +28,14 @@ def replayed(model, records, update="lowest loss", **options):
     return replay(model, LOSS, records, clip=ap.clip.Fixed(0.1), update=UPDATES[update], **options)
 
 
-@pytest.mark.parametrize("engine", ["one-pass", "vmap", "loop"])
-@pytest.mark.parametrize("update", UPDATES)
+def in_core(update, engine):
+    """One choice on two engines, the other one on the third; all of them in the long suite."""
+    return (update == "lowest loss") == (engine != "vmap")
+
+
+@pytest.mark.parametrize(
+    ("update", "engine"), thinned(itertools.product(UPDATES, ["one-pass", "vmap", "loop"]), in_core)
+)
 def test_selections_hold_on_every_engine(model, records, update, engine):
     report = replayed(model, records, update, engine=engine, execution=ap.Execution(micro_batch=5))
     report.require()
@@ -129,7 +136,7 @@ BROKEN = {
 def test_a_broken_piece_is_found(model, records, monkeypatch, breakage):
     apply, kind = BROKEN[breakage]
     apply(monkeypatch)
-    report = replayed(model, records)
+    report = replayed(model, records, steps=6)
     assert kind in {finding.kind for finding in report.findings}, report.findings
     with pytest.raises(PrivacyViolation, match="does not hold"):
         report.require()
@@ -143,4 +150,4 @@ def test_losses_that_move_both_ways_are_found(model, records, monkeypatch):
         return (-1) ** next(calls) * losses.nan_to_num(bound, bound, bound).clamp(0.0, bound)
 
     clipped_by(both_ways)(monkeypatch)
-    assert "sensitivity" in {finding.kind for finding in replayed(model, records).findings}
+    assert "sensitivity" in {finding.kind for finding in replayed(model, records, steps=6).findings}

@@ -1,6 +1,7 @@
 """Worker processes change how fast records are read, and nothing else."""
 
 import gc
+import itertools
 import multiprocessing
 import os
 import random
@@ -24,6 +25,7 @@ from apportion.curator.records import as_records, cut_evenly
 from apportion.errors import ApportionError, InvalidArgument, WrongOrder
 from apportion.execution import Execution
 from apportion.request import ClippedSum, Request
+from suites import thinned
 
 RECORDS = 200
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
@@ -149,7 +151,10 @@ def answer(data, books, workers):
 # --- the same batches ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("data", "micro_batch"), [(Plain(), 7), (Plain(), 256), (Augmented(), 64), (Augmented(), 100)])
+@pytest.mark.parametrize(
+    ("data", "micro_batch"),
+    thinned([(Plain(), 7), (Plain(), 256), (Augmented(), 64), (Augmented(), 100)], lambda _, size: size in (7, 64)),
+)
 def test_training_gives_the_same_weights_bit_for_bit(budget, data, micro_batch):
     def weights(workers):
         model = a_model()
@@ -266,8 +271,12 @@ def test_the_generators_of_this_process_stay_as_they_were(books, workers):
 # --- records that cannot be read -------------------------------------------------------------------------------------------
 
 
-@WORKERS
-@pytest.mark.parametrize("how", BREAKAGES)
+def in_core(how, workers):
+    """Here all of them; from worker processes two, and what is left of a batch (below) of all."""
+    return not workers or how in ("raises", "another shape")
+
+
+@pytest.mark.parametrize(("how", "workers"), thinned(itertools.product(BREAKAGES, (0, 2)), in_core))
 def test_a_broken_record_changes_nothing_for_the_others_and_is_not_named(books, capfd, workers, how):
     broken = answer(Broken(BREAKAGES[how]), books, workers)
     others = Plain()

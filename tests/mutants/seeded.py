@@ -22,7 +22,7 @@ import functools
 import io
 import re
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,14 +90,15 @@ class Edit:
         """Start and end of every occurrence of wanted tokens in the place."""
         found = set()
         for start, end in places(text).get(self.place, []):
-            inside = [one for one in tokens(text) if start <= one.start < end]
+            inside = tokens(text[start:end])
             words = tuple(one.text for one in inside)
             for some in wanted:
                 for index in range(len(words) - len(some) + 1):
                     if words[index : index + len(some)] == some:
                         part = inside[index : index + len(some)]
                         closed = (end for one in part[:-1] for end in one.silent)
-                        found.add((part[0].start, max([part[-1].end, *_adjacent(closed, part[-1], inside)])))
+                        last = max([part[-1].end, *_adjacent(closed, part[-1], inside)])
+                        found.add((start + part[0].start, start + last))
         return found
 
 
@@ -145,7 +146,7 @@ class Bug:
             changed[file], later[file] = edit.replaced(changed.get(file, sources[file]), start, end), start
         for file, text in changed.items():
             try:
-                ast.parse(text)
+                compile(text, file, "exec", dont_inherit=True)  # quicker than a tree of Python objects
             except SyntaxError as error:
                 raise CannotBePlanted(f"{file} cannot be parsed any more: {error}") from error
         return changed
@@ -159,7 +160,7 @@ def sources(root: Path) -> dict[str, str]:
     }
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=4096)
 def tokens(text: str, *, brackets: bool = False) -> tuple[Token, ...]:
     """The tokens of `text` that count; with those brackets that are there for the sake of a line break only if `brackets`."""
     lines = [0]
@@ -183,7 +184,7 @@ def tokens(text: str, *, brackets: bool = False) -> tuple[Token, ...]:
     return tuple(kept)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=4096)
 def places(text: str) -> dict[str, list[tuple[int, int]]]:
     """Qualified name → the parts of the text that it stands for."""
     lines = [0]
@@ -239,7 +240,7 @@ def _silent_brackets(found: list[tuple[int, str, int, int]]) -> dict[int, int]:
     return silent
 
 
-def _adjacent(closed: Iterator[int], last: Token, inside: list[Token]) -> list[int]:
+def _adjacent(closed: Iterator[int], last: Token, inside: Sequence[Token]) -> list[int]:
     """Those ends of uncounted brackets after which nothing else of the place comes in between."""
     following = min((one.start for one in inside if one.start >= last.end), default=None)
     return [end for end in closed if following is None or end <= following]

@@ -23,4 +23,4 @@ from strangers.stranger import Stranger
 KINDS = (sequences, attending, functional, pairs, routing, machinery, remembering, chance, mixing, hugging_face)
 STRANGERS: dict[str, Stranger] = {name: stranger for kind in KINDS for name, stranger in kind.ENTRIES.items()}
 
-__all__ = ["STRANGERS", "Stranger"]
+__all__ = ["KINDS", "STRANGERS", "Stranger"]
