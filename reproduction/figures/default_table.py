@@ -22,7 +22,9 @@ def default_results(results: Results) -> list[KeptResult]:
         if (content := results.studies.get(study)) is None:
             continue
         for experiment in content.experiments:
-            runs = [run for run in content.runs_of(experiment).get(DEFAULT, ()) if "noise" in run.details]
+            runs = [
+                run for run in content.runs_of(experiment).get(DEFAULT, ()) if "last" in run.details.get("noise", ())
+            ]
             found += [_keep(runs, study)] if runs else []
     return sorted(found, key=lambda one: (one.data, one.epsilon))
 

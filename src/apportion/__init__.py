@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from apportion import accounting, audit, data, statistics, teachers
     from apportion.accounting.accountant import PrivacyLossAccountant
     from apportion.accounting.ledger import Ledger
-    from apportion.advice.advise import advise
+    from apportion.advice.epsilon_candidates import advise
     from apportion.budget import Budget, Group, Public, Record, User
     from apportion.domain import Domain
     from apportion.errors import (
@@ -162,7 +162,7 @@ __getattr__, __dir__ = lazy_names(
         "accounting": (".",),
         "accounting.accountant": ("PrivacyLossAccountant",),
         "accounting.ledger": ("Ledger",),
-        "advice.advise": ("advise",),
+        "advice.epsilon_candidates": ("advise",),
         "audit": (".",),
         "budget": ("Budget", "Group", "Public", "Record", "User"),
         "data": (".",),

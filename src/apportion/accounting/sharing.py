@@ -51,8 +51,8 @@ def equal_runs(events: Callable[[float], Events], limit: Budget, runs: int) -> f
         Five runs on all records, of ε = 2 together.
 
         >>> from apportion import Budget, Event, Record
-        >>> from apportion.accounting.calibration import calibrate
         >>> from apportion.accounting.gaussian import gaussian_mu
+        >>> from apportion.accounting.sharing import equal_runs
         >>> limit = Budget(epsilon=2.0, delta=1e-6, unit=Record())
         >>> each = equal_runs(lambda epsilon: {Event(1.0, 1 / gaussian_mu(epsilon, 1e-6)): 1}, limit, 5)
         >>> 0.83 < each < 0.84
@@ -86,6 +86,7 @@ def price_together(plans: Iterable[Events], limit: Budget) -> dict[str, float]:
         Two runs of three steps each: a Gaussian bounds them badly.
 
         >>> from apportion import Budget, Event, Record
+        >>> from apportion.accounting.sharing import price_together
         >>> taken = price_together([{Event(0.01, 0.8): 3}] * 2, Budget(epsilon=3.0, delta=1e-6, unit=Record()))
         >>> taken["sum"] < taken["gaussian"]
         True

@@ -48,13 +48,11 @@ def advise(
 ) -> None:
     """Compare values of ε for a run that you describe: noise, what kept results reached, and what is left to an attacker.
 
-    ε bounds how much surer anybody can become that one record was used. How much accuracy it costs depends above all on the number of
-    records: the noise of a step is divided by the batch, so twice the records with the same q halve it.
+    ε bounds how much surer anybody can become that one record was used. What accuracy it costs depends above all on the number of records.
 
     δ must lie well below 1/population: publishing one random record in full has δ = 1/population.
 
-    Several runs on the same data share one limit: with --runs 5 each ε is taken as the limit of five equal runs, and what each may spend
-    is shown for both rules of `apportion ledger limit`.
+    With --runs 5, each ε is the limit of five equal runs on the same data; what each may spend is shown for both rules of a ledger.
 
     No data of yours is read. Nothing is charged.
 
@@ -85,7 +83,7 @@ def advise(
     if dry_run is not None:
         advice = _try(advice, dry_run, model, lr, data_dir)
     if out is not None:
-        from apportion.advice.advice_page import write_advice
+        from apportion.cli.advise_figure import write_advice
 
         write_advice(advice, out)
     if as_json:
@@ -127,7 +125,7 @@ def _try(advice: Advice, data: str, model: str | None, lr: float, data_dir: Path
 def _subject(data: str, model: str | None, data_dir: Path | None) -> Subject:
     from functools import partial
 
-    from apportion.advice.dry_run import SYNTHETIC, make_synthetic
+    from apportion.advice.rehearsal import SYNTHETIC, make_synthetic
     from apportion.compare import networks
     from apportion.compare.resolve import Subject, resolve
 
@@ -176,7 +174,8 @@ def _explain(advice: Advice) -> list[str]:
         "on an update: standard deviation of the noise on the mean gradient of a batch, in clip thresholds, z/(q·N): "
         "the smaller, the more is learned. What it means for your model and data, --dry-run shows.",
         f"right guesses: when a fair coin decides whether a {one} is used, and an attacker knows everything else and sees all that this "
-        f"run releases. recognised: of used {one}s, while 1 in 1,000 unused ones is mistaken for used. Limits for this noise, for any attack.",
+        f"run releases. recognised: of used {one}s, while 1 in 1,000 unused ones is mistaken for used. Both are limits for this "
+        "noise, for any attack.",
         "kept results: of the same recipe on other data, with about the same noise on an update (reproduction/results).",
     ]
     if all(one.shares is None for one in advice.candidates):

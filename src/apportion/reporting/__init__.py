@@ -3,9 +3,9 @@
 `result.py` is the result of a run and the files that keep it; `write.py` takes runs and writes the page. In between, `series.py` says
 what is compared with what, `curves.py` has the data of the plots, `panels.py` draws and captions them with `drawing.py` and
 `palette.py`; `results_table.py`, `statements.py` and `configuration.py` say the rest in the words of `formatting.py`; `page.py` puts
-the page together, and `template/` has its HTML, style and script. `plan_page.py` describes and draws plans before there is a run. `export.py`
-writes the table of a comparison for other programs. `documents.py` writes what people must hand in about one run: a page, a model card,
-answers for an evaluation or a registry, each from the facts that `run_facts.py` reads.
+the page together, and `template/` has its HTML, style and script. `plan_page.py` describes and draws plans before there is a run.
+`export.py` writes the table of a comparison for other programs. `documents.py` writes what people must hand in about one run: a page, a
+model card, answers for an evaluation or a registry, each from the facts that `run_facts.py` reads.
 """
 
 from __future__ import annotations

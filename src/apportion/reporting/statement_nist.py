@@ -1,7 +1,8 @@
 """The statement as answers by the components of the differential privacy pyramid of NIST SP 800-226 (March 2025).
 
 The publication evaluates a guarantee from the top (parameters and unit, its section 2) over the algorithms (section 3) down to the
-deployment (section 4), where each part rests on those below it. Each answer is made of the run's own facts; `fill_in` says who must add what.
+deployment (section 4), where each part rests on those below it. Each answer is made of the run's own facts; `fill_in` says who must add
+what.
 """
 
 from __future__ import annotations

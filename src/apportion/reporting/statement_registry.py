@@ -1,8 +1,8 @@
 """The statement as a draft for the public registry of deployments of differential privacy (registry.opendp.org).
 
 Names and nesting are those of its schema (opendp/deployments-registry-data, July 2026; the research behind it is Nanayakkara, Ghazi and
-Vadhan, arXiv 2509.13509). The registry keeps YAML; JSON is YAML. A field that the run cannot know begins with `FILL IN` and says who must: the
-registry's own check refuses the file until the date is one.
+Vadhan, arXiv 2509.13509). The registry keeps YAML; JSON is YAML. A field that the run cannot know begins with `FILL IN` and says who
+must: the registry's own check refuses the file until the date is one.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from apportion.advice.advise import RARELY, Advice
+from apportion.advice.epsilon_candidates import RARELY, Advice
 from apportion.advice.kept_table import kept_results
 from apportion.reporting.drawing import make_page_figure, write_page
 from apportion.reporting.palette import choose_colour
@@ -19,13 +19,16 @@ def write_advice(advice: Advice, out: Path) -> Path:
         f"What ε buys: {sampling.population:,} {escape(advice.unit)}s, {sampling.steps:,} steps with batches of "
         f"{sampling.expected_batch_size:g}<br><sup>{escape(advice.delta_reason)}. Kept results have populations of their own.</sup>"
     )
-    figure = make_page_figure(title, ("test accuracy", "noise on an update, in thresholds", "an attacker's limits"))
+    figure = make_page_figure(
+        title, ("test accuracy, against ε", "noise on an update, in thresholds", "an attacker's limits")
+    )
     _draw_accuracy(figure, advice)
     _draw_noise(figure, advice)
     _draw_attacker(figure, advice)
-    figure.update_xaxes(title="ε", type="log")
+    marked = [one.epsilon for one in advice.candidates]
+    figure.update_xaxes(type="log", tickvals=marked, ticktext=[f"ε = {one:g}" for one in marked])
     figure.update_yaxes(tickformat=".0%", col=1)
-    figure.update_yaxes(type="log", col=2)
+    figure.update_yaxes(rangemode="tozero", col=2)
     figure.update_yaxes(tickformat=".0%", range=[0, 1.02], col=3)
     return write_page(figure, out, "out")
 
