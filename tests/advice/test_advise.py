@@ -115,31 +115,33 @@ def test_kept_results_are_of_the_default_recipe_and_found_by_their_noise(advice)
     assert advice.candidates[0].alike()
 
 
-class TestDryRun:
-    def test_the_noise_on_the_mean_gradient_is_that_of_the_real_run(self, advice):
-        moved = move_plan(advice.plans[0], 1000)
-        assert moved.multipliers == advice.plans[0].multipliers
-        assert moved.expected_batch_size == pytest.approx(advice.plans[0].expected_batch_size)
-        assert (moved.sampling.population, moved.sampling.sample_rate) == (1000, 0.4)
+def test_the_noise_on_the_mean_gradient_is_that_of_the_real_run(advice):
+    moved = move_plan(advice.plans[0], 1000)
+    assert moved.multipliers == advice.plans[0].multipliers
+    assert moved.expected_batch_size == pytest.approx(advice.plans[0].expected_batch_size)
+    assert (moved.sampling.population, moved.sampling.sample_rate) == (1000, 0.4)
 
-    def test_batches_that_are_larger_than_the_public_data_are_refused(self, advice):
-        with pytest.raises(InvalidArgument, match="batches of 400, and there are 300 public records"):
-            move_plan(advice.plans[0], 300)
 
-    def test_records_that_nobody_declared_public_are_refused(self):
-        advice = ap.advise(population=40, batch_size=8, steps=2, epsilons=[1.0])
-        data = torch.randn(40, 3), torch.zeros(40, dtype=torch.long)
-        terms = {"evaluate": ap.Public(data), "lr": 0.5}
-        loss = torch.nn.functional.cross_entropy
-        with pytest.raises(InvalidArgument, match="Public"):
-            dry_run(advice.plans, lambda: torch.nn.Linear(3, 2), loss, data, **terms)
+def test_batches_that_are_larger_than_the_public_data_are_refused(advice):
+    with pytest.raises(InvalidArgument, match="batches of 400, and there are 300 public records"):
+        move_plan(advice.plans[0], 300)
 
-    def test_more_privacy_learns_less(self):
-        made = make_synthetic(600)
-        advice = ap.advise(population=600, batch_size=60, steps=40, epsilons=[0.05, 8.0])
-        loss = torch.nn.functional.cross_entropy
-        found = dry_run(
-            advice.plans, lambda: torch.nn.Linear(20, 10), loss, ap.Public(made.train), evaluate=made.test, lr=4.0
-        )
-        assert found[0] < 0.5 < found[1]
-        assert torch.equal(make_synthetic(600).train[0], made.train[0])
+
+def test_records_that_nobody_declared_public_are_refused():
+    advice = ap.advise(population=40, batch_size=8, steps=2, epsilons=[1.0])
+    data = torch.randn(40, 3), torch.zeros(40, dtype=torch.long)
+    terms = {"evaluate": ap.Public(data), "lr": 0.5}
+    loss = torch.nn.functional.cross_entropy
+    with pytest.raises(InvalidArgument, match="Public"):
+        dry_run(advice.plans, lambda: torch.nn.Linear(3, 2), loss, data, **terms)
+
+
+def test_more_privacy_learns_less():
+    made = make_synthetic(600)
+    advice = ap.advise(population=600, batch_size=60, steps=40, epsilons=[0.05, 8.0])
+    loss = torch.nn.functional.cross_entropy
+    found = dry_run(
+        advice.plans, lambda: torch.nn.Linear(20, 10), loss, ap.Public(made.train), evaluate=made.test, lr=4.0
+    )
+    assert found[0] < 0.5 < found[1]
+    assert torch.equal(make_synthetic(600).train[0], made.train[0])

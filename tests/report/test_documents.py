@@ -93,124 +93,133 @@ def entry(run):
     return json.loads(format_statement(run, "registry"))["deployment"]
 
 
-class TestGuarantee:
-    def test_every_document_states_the_whole_plan_and_not_the_steps_taken(self, run):
-        said = run.statement()
-        assert said["epsilon"] > said["epsilon_spent"]  # a spare step was declared
-        assert answers(run)["guarantee"]["privacy_parameters"]["epsilon"] == said["epsilon"]
-        assert entry(run)["privacy_loss"]["privacy_parameters"] == {"epsilon": said["epsilon"], "delta": 1e-5}
-        assert [promise[1] for promise in read_facts(run).promises()] == [said["epsilon"]]
-        shown = f"{said['epsilon']:.3f}"
-        assert shown in format_statement(run, "html")
-        assert shown in format_statement(run, "card")
-
-    def test_with_a_ledger_the_limit_of_all_runs_stands_beside_the_run(self, second):
-        promises = list(read_facts(second).promises())
-        assert [round(epsilon, 4) for _, epsilon, _ in promises] == [round(second.statement()["epsilon"], 4), 8.0]
-        assert promises[1][2] == 1e-4
-        for text in (
-            answers(second)["guarantee"]["other_releases"]["answer"],
-            entry(second)["accounting"]["composition"],
-        ):
-            assert "ε = 8, δ = 0.0001" in text
-            assert "run 2 of 2" in text
-        assert entry(second)["deployment_model"]["release_type"] == "Many releases"
-        assert "this ε covers this run alone" not in format_statement(second, "html")
-
-    def test_without_a_ledger_nothing_is_said_about_other_runs(self, run):
-        assert "covers this run alone" in answers(run)["guarantee"]["other_releases"]["answer"]
-        assert entry(run)["deployment_model"]["release_type"] == "One release"
-
-    def test_groups_have_their_own_promises(self, grouped):
-        said = {group["name"]: group["epsilon"] for group in grouped.statement()["groups"]}
-        promises = answers(grouped)["guarantee"]["privacy_parameters"]["promises"]
-        assert [one["for"] for one in promises] == [
-            "this run, any record",
-            "this run, group strict",
-            "this run, group usual",
-        ]
-        assert [one["epsilon"] for one in promises[1:]] == [said["strict"], said["usual"]]
-        assert promises[0]["epsilon"] >= max(said.values())
-
-    def test_under_a_filter_the_declared_epsilon_is_stated(self):
-        found = train(recipe="dp-agd", spare=0)
-        assert entry(found)["privacy_loss"]["privacy_parameters"]["epsilon"] == 3.0
-        assert "private selections" in entry(found)["implementation"]["mechanisms"]
-
-    def test_users_are_protected_as_users(self):
-        ids = [number // 4 for number in range(40)]
-        found = train(ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.User(ids)))
-        unit = answers(found)["guarantee"]["unit_of_privacy"]
-        assert unit["unit"] == "user"
-        assert unit["level"].startswith("user level")
-        assert "clipped as one vector" in entry(found)["privacy_loss"]["privacy_unit_details"]
-
-    def test_a_seeded_run_promises_nothing(self):
-        found = train(seed=1)
-        assert answers(found)["guarantee_holds"] is False
-        assert "Not private" in format_statement(found, "html")
-        assert "not private" in format_statement(found, "card")
-        assert '"guarantee_holds": false' in format_statement(found, "card")
-        with pytest.raises(InvalidArgument, match="no deployment of differential privacy"):
-            format_statement(found, "registry")
+def test_every_document_states_the_whole_plan_and_not_the_steps_taken(run):
+    said = run.statement()
+    assert said["epsilon"] > said["epsilon_spent"]  # a spare step was declared
+    assert answers(run)["guarantee"]["privacy_parameters"]["epsilon"] == said["epsilon"]
+    assert entry(run)["privacy_loss"]["privacy_parameters"] == {"epsilon": said["epsilon"], "delta": 1e-5}
+    assert [promise[1] for promise in read_facts(run).promises()] == [said["epsilon"]]
+    shown = f"{said['epsilon']:.3f}"
+    assert shown in format_statement(run, "html")
+    assert shown in format_statement(run, "card")
 
 
-class TestForms:
-    def test_the_registry_entry_has_the_names_of_the_schema(self, run, second, grouped):
-        for one in (run, second, grouped):
-            whole = json.loads(format_statement(one, "registry"))
-            assert set(whole) == {"url_slug", "status", "tier", "deployment"}
-            assert (whole["status"], whole["tier"]) == ("Draft", 3)
-            assert set(whole["deployment"]) == set(REGISTRY)
-            for part, fields in whole["deployment"].items():
-                assert set(fields) <= REGISTRY[part]
-                for name, value in fields.items():
-                    assert value in CHOICES.get(name, (value,))
+def test_with_a_ledger_the_limit_of_all_runs_stands_beside_the_run(second):
+    promises = list(read_facts(second).promises())
+    assert [round(epsilon, 4) for _, epsilon, _ in promises] == [round(second.statement()["epsilon"], 4), 8.0]
+    assert promises[1][2] == 1e-4
+    for text in (
+        answers(second)["guarantee"]["other_releases"]["answer"],
+        entry(second)["accounting"]["composition"],
+    ):
+        assert "ε = 8, δ = 0.0001" in text
+        assert "run 2 of 2" in text
+    assert entry(second)["deployment_model"]["release_type"] == "Many releases"
+    assert "this ε covers this run alone" not in format_statement(second, "html")
 
-    def test_what_the_run_cannot_know_says_who_must_fill_it_in(self, run):
-        fields = entry(run)
-        for part, name in (
-            ("basic", "intended_use"),
-            ("implementation", "justification"),
-            ("deployment_model", "actors"),
-        ):
-            assert re.match(rf"{FILL_IN} \((the data curator|whoever .*)\): ", fields[part][name])
-        text = format_statement(run, "nist")
-        assert text.count('"who": ') >= 8
-        assert "To be filled in" in format_statement(run, "card")
-        assert "To be filled in" in format_statement(run, "html")
 
-    def test_the_card_begins_with_front_matter_that_names_cannot_break(self, second):
-        card = format_statement(second, "card")
-        start, front, rest = card.split("---\n", 2)
-        assert start == ""
-        keys = [line.partition(": ")[0] for line in front.splitlines()]
-        assert keys == ["library_name", "tags", "differential_privacy", "model-index"]
-        values = {
-            key: json.loads(line.partition(": ")[2]) for key, line in zip(keys[1:], front.splitlines()[1:], strict=True)
-        }
-        assert values["differential_privacy"]["all_runs_on_the_data"] == {"epsilon": 8.0, "delta": 1e-4}
-        assert values["model-index"][0]["results"][0]["metrics"][0]["value"] == second.history[-1].test_accuracy
-        assert "<co>" not in rest.replace("\\<co>", "")
+def test_without_a_ledger_nothing_is_said_about_other_runs(run):
+    assert "covers this run alone" in answers(run)["guarantee"]["other_releases"]["answer"]
+    assert entry(run)["deployment_model"]["release_type"] == "One release"
 
-    def test_names_are_escaped_on_the_page(self, second):
-        page = format_statement(second, "html")
-        assert "patients &amp; &lt;co&gt;" in page
-        assert "<co>" not in page
 
-    def test_a_folder_is_the_same_as_the_run(self, run, folder):
-        theirs = answers(folder)
-        assert theirs["run"]["name"] == "ward-7"
-        assert len(theirs["run"]["weights_sha256"]) == 64
-        assert theirs["guarantee"] == answers(run)["guarantee"]
+def test_groups_have_their_own_promises(grouped):
+    said = {group["name"]: group["epsilon"] for group in grouped.statement()["groups"]}
+    promises = answers(grouped)["guarantee"]["privacy_parameters"]["promises"]
+    assert [one["for"] for one in promises] == [
+        "this run, any record",
+        "this run, group strict",
+        "this run, group usual",
+    ]
+    assert [one["epsilon"] for one in promises[1:]] == [said["strict"], said["usual"]]
+    assert promises[0]["epsilon"] >= max(said.values())
 
-    @pytest.mark.parametrize("form", SUFFIXES)
-    def test_files_have_the_suffix_of_their_form(self, folder, tmp_path, form):
-        path = write_statement(folder, tmp_path / f"new/one{SUFFIXES[form]}", form)
-        assert path.read_text(encoding="utf-8") == format_statement(folder, form)
-        with pytest.raises(InvalidArgument, match="End it in"):
-            write_statement(folder, tmp_path / "one.pdf", form)
-        assert not (tmp_path / "one.pdf").exists()
+
+def test_under_a_filter_the_declared_epsilon_is_stated():
+    found = train(recipe="dp-agd", spare=0)
+    assert entry(found)["privacy_loss"]["privacy_parameters"]["epsilon"] == 3.0
+    assert "private selections" in entry(found)["implementation"]["mechanisms"]
+
+
+def test_users_are_protected_as_users():
+    ids = [number // 4 for number in range(40)]
+    found = train(ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.User(ids)))
+    unit = answers(found)["guarantee"]["unit_of_privacy"]
+    assert unit["unit"] == "user"
+    assert unit["level"].startswith("user level")
+    assert "clipped as one vector" in entry(found)["privacy_loss"]["privacy_unit_details"]
+
+
+def test_a_seeded_run_promises_nothing():
+    found = train(seed=1)
+    assert answers(found)["guarantee_holds"] is False
+    assert "Not private" in format_statement(found, "html")
+    assert "not private" in format_statement(found, "card")
+    assert '"guarantee_holds": false' in format_statement(found, "card")
+    with pytest.raises(InvalidArgument, match="no deployment of differential privacy"):
+        format_statement(found, "registry")
+
+
+def test_the_registry_entry_has_the_names_of_the_schema(run, second, grouped):
+    for one in (run, second, grouped):
+        whole = json.loads(format_statement(one, "registry"))
+        assert set(whole) == {"url_slug", "status", "tier", "deployment"}
+        assert (whole["status"], whole["tier"]) == ("Draft", 3)
+        assert set(whole["deployment"]) == set(REGISTRY)
+        for part, fields in whole["deployment"].items():
+            assert set(fields) <= REGISTRY[part]
+            for name, value in fields.items():
+                assert value in CHOICES.get(name, (value,))
+
+
+def test_what_the_run_cannot_know_says_who_must_fill_it_in(run):
+    fields = entry(run)
+    for part, name in (
+        ("basic", "intended_use"),
+        ("implementation", "justification"),
+        ("deployment_model", "actors"),
+    ):
+        assert re.match(rf"{FILL_IN} \((the data curator|whoever .*)\): ", fields[part][name])
+    text = format_statement(run, "nist")
+    assert text.count('"who": ') >= 8
+    assert "To be filled in" in format_statement(run, "card")
+    assert "To be filled in" in format_statement(run, "html")
+
+
+def test_the_card_begins_with_front_matter_that_names_cannot_break(second):
+    card = format_statement(second, "card")
+    start, front, rest = card.split("---\n", 2)
+    assert start == ""
+    keys = [line.partition(": ")[0] for line in front.splitlines()]
+    assert keys == ["library_name", "tags", "differential_privacy", "model-index"]
+    values = {
+        key: json.loads(line.partition(": ")[2]) for key, line in zip(keys[1:], front.splitlines()[1:], strict=True)
+    }
+    assert values["differential_privacy"]["all_runs_on_the_data"] == {"epsilon": 8.0, "delta": 1e-4}
+    assert values["model-index"][0]["results"][0]["metrics"][0]["value"] == second.history[-1].test_accuracy
+    assert "<co>" not in rest.replace("\\<co>", "")
+
+
+def test_names_are_escaped_on_the_page(second):
+    page = format_statement(second, "html")
+    assert "patients &amp; &lt;co&gt;" in page
+    assert "<co>" not in page
+
+
+def test_a_folder_is_the_same_as_the_run(run, folder):
+    theirs = answers(folder)
+    assert theirs["run"]["name"] == "ward-7"
+    assert len(theirs["run"]["weights_sha256"]) == 64
+    assert theirs["guarantee"] == answers(run)["guarantee"]
+
+
+@pytest.mark.parametrize("form", SUFFIXES)
+def test_files_have_the_suffix_of_their_form(folder, tmp_path, form):
+    path = write_statement(folder, tmp_path / f"new/one{SUFFIXES[form]}", form)
+    assert path.read_text(encoding="utf-8") == format_statement(folder, form)
+    with pytest.raises(InvalidArgument, match="End it in"):
+        write_statement(folder, tmp_path / "one.pdf", form)
+    assert not (tmp_path / "one.pdf").exists()
 
 
 @pytest.mark.parametrize(
