@@ -287,3 +287,16 @@ def test_the_page_prints_on_one_sheet(folder, tmp_path):
         )
         subprocess.run([CHROMIUM, *options, f"--print-to-pdf={printed}", str(page)], check=True, capture_output=True)
         assert len(re.findall(rb"/Type /Page\b", printed.read_bytes())) == 1
+
+
+def test_a_regression_states_its_metric():
+    plan = ap.plan("abadi", budget=RECORD, population=40, sample_rate=0.25, steps=2)
+    data = (DATA[0], DATA[1].float())
+    found = ap.train(torch.nn.Linear(3, 1), "mse", data, plan, lr=0.1, evaluate=ap.Public(data))
+    utility = answers(found)["algorithms"]["utility"]
+    assert utility["metric"] == {"metric": "rmse", "better": "lower"}
+    assert utility["score_on_public_data"] == found.history[-1].score
+    card = format_statement(found, "card")
+    assert f"rmse {found.history[-1].score:.4g}; lower is better" in card
+    assert '"type": "regression"' in card
+    assert f"rmse {found.history[-1].score:.4g}" in format_statement(found, "html")

@@ -8,7 +8,7 @@ from report_samples import comparison
 
 import apportion as ap
 from apportion.errors import InvalidArgument
-from apportion.reporting import Results
+from apportion.reporting import Results, RunResult
 from apportion.reporting.export import COLUMNS, escape_latex, export_csv, export_latex
 from apportion.reporting.series import group_experiments
 
@@ -29,7 +29,7 @@ def test_csv_has_a_row_for_each_series_with_full_precision(results):
     for row, one in zip(rows, series, strict=True):
         assert tuple(row) == COLUMNS
         assert row["epsilon"] == ("" if one.epsilon is None else repr(one.epsilon))
-        assert float(row["test_accuracy"]) == one.accuracy
+        assert (row["metric"], float(row["score"])) == ("accuracy", one.score)
         assert int(row["runs"]) == len(one.runs)
         assert row["private"] == str(one.status == "private")
 
@@ -62,3 +62,23 @@ def test_another_suffix_is_refused(results, tmp_path, name):
     with pytest.raises(InvalidArgument, match=r"End it in \.html"):
         ap.report(results, tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+def test_another_metric_is_named_and_its_best_is_the_lowest():
+    runs = [
+        RunResult(
+            recipe=name,
+            data="d",
+            epsilon=1.0,
+            target_epsilon=1.0,
+            delta=1e-5,
+            details={"metric": "rmse", "better": "lower", "test_rmse": score},
+        )
+        for name, score in (("one", 2.5), ("two", 1.25))
+    ]
+    results = Results(tuple(runs))
+    assert [(row["metric"], row["score"]) for row in rows_of(results)] == [("rmse", "2.5"), ("rmse", "1.25")]
+    text = export_latex(results)
+    assert "d: rmse}" in text
+    assert r"\textbf{1.25}" in text
+    assert r"\textbf{2.5}" not in text

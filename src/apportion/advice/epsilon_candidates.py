@@ -107,7 +107,7 @@ class Advice:
     plans: tuple[Plan, ...]
     dry_run_data: str | None = None
 
-    def with_accuracies(self, accuracies: Sequence[float], data: str) -> Advice:
+    def with_accuracies(self, accuracies: Sequence[float | None], data: str) -> Advice:
         """With what dry runs on `data` reached, one for each candidate."""
         tried = zip(self.candidates, accuracies, strict=True)
         return replace(self, candidates=tuple(replace(one, accuracy=found) for one, found in tried), dry_run_data=data)

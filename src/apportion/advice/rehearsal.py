@@ -40,13 +40,14 @@ def dry_run(
     evaluate: Public,
     lr: float,
     optimizer: Any = "sgd",
-) -> list[float]:
-    """The accuracy on `evaluate` after each plan, executed on public records with the noise of the real run.
+    metric: Any = None,
+) -> list[float | None]:
+    """The score on `evaluate` after each plan, executed on public records with the noise of the real run; `None` if it diverged.
 
     Args:
         plans: of `Advice.plans`.
         make_model: builds a fresh model.
-        loss_fn, lr, optimizer: as of `train`.
+        loss_fn, lr, optimizer, metric: as of `train`.
         data: records that anybody may see.
         evaluate: others, to measure on.
 
@@ -61,21 +62,24 @@ def dry_run(
         >>> from apportion.advice import dry_run
         >>> advice = ap.advise(population=4000, batch_size=16, steps=2, epsilons=[1.0])
         >>> points = torch.randn(40, 3), torch.zeros(40, dtype=torch.long)
-        >>> accuracy = dry_run(advice.plans, lambda: torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy,
-        ...                    ap.Public(points), evaluate=ap.Public(points), lr=0.5)
-        >>> 0 <= accuracy[0] <= 1
+        >>> (score,) = dry_run(advice.plans, lambda: torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy,
+        ...                   ap.Public(points), evaluate=ap.Public(points), lr=0.5)
+        >>> 0 <= score <= 1
         True
     """
     from apportion.curator.records import as_records
-    from apportion.training.evaluation import accuracy, require_public
+    from apportion.training.evaluation import measure, require_public
+    from apportion.training.metrics import as_metric
+    from apportion.training.named_losses import as_loss
     from apportion.training.train import train
 
     records = require_public(data, "data").data
     moved = [move_plan(plan, len(as_records(records))) for plan in plans]  # their number is as public as they are
+    measured_on, by = as_records(require_public(evaluate).data), as_metric(metric, as_loss(loss_fn))
     reached = []
     for plan in moved:
         run = train(make_model(), loss_fn, records, plan, lr=lr, optimizer=optimizer)
-        reached.append(accuracy(run.averaged or run.model, evaluate))
+        reached.append(measure(run.averaged or run.model, measured_on, by))
     return reached
 
 

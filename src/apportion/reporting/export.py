@@ -15,7 +15,7 @@ from apportion.reporting.series import Experiment, Series, group_experiments
 
 COLUMNS = (
     *("experiment", "recipe", "data", "model", "unit", "population", "sample_rate", "steps", "runs", "private"),
-    *("target_epsilon", "epsilon", "delta", "test_accuracy", "test_accuracy_std"),
+    *("target_epsilon", "epsilon", "delta", "metric", "score", "score_std"),
 )
 _LATEX = {
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
@@ -62,15 +62,16 @@ def export_csv(results: Results) -> str:
 
 
 def export_latex(results: Results) -> str:
-    """A `tabular` with the rules of booktabs: one part for each experiment, the highest accuracy of each budget bold.
+    """A `tabular` with the rules of booktabs: one part for each experiment, the best score of each budget bold.
 
     ε is rounded up, as everywhere. Runs with a seed are marked: their ε protects nobody.
     """
     lines = [r"% \usepackage{booktabs}", r"\begin{tabular}{lrrr}", r"\toprule"]
-    lines.append(r"recipe & $\varepsilon$ & $\delta$ & test accuracy, \% \\")
+    lines.append(r"recipe & $\varepsilon$ & $\delta$ & test score \\")
     for experiment in group_experiments(results.runs):
-        winners = experiment.winners()
-        lines += [r"\midrule", rf"\multicolumn{{4}}{{l}}{{{escape_latex(experiment.name)}}} \\"]
+        winners, measure = experiment.winners(), experiment.measure
+        name = f"{experiment.name}: {measure.name}{', %' if measure.in_percent else ''}"
+        lines += [r"\midrule", rf"\multicolumn{{4}}{{l}}{{{escape_latex(name)}}} \\"]
         lines += [_latex_row(one, one.label in winners) for one in experiment.series]
     lines += [r"\bottomrule", r"\end{tabular}"]
     if any(one.status == "seeded" for experiment in group_experiments(results.runs) for one in experiment.series):
@@ -102,20 +103,26 @@ def _row(experiment: Experiment, one: Series) -> dict[str, Any]:
         "target_epsilon": one.target,
         "epsilon": one.epsilon,
         "delta": first.delta,
-        "test_accuracy": one.accuracy,
-        "test_accuracy_std": one.deviation,
+        "metric": one.measure.name,
+        "score": one.score,
+        "score_std": one.deviation,
     }
 
 
 def _latex_row(one: Series, best: bool) -> str:
     from apportion.reporting.formatting import format_delta, format_epsilon
 
-    accuracy = "--" if one.accuracy is None else f"{100 * one.accuracy:.2f}"
-    accuracy = rf"\textbf{{{accuracy}}}" if best else accuracy
-    accuracy += "" if one.deviation is None else rf" $\pm$ {100 * one.deviation:.2f}"
+    score = _latex_number(one, one.score)
+    score = rf"\textbf{{{score}}}" if best else score
+    score += "" if one.deviation is None else rf" $\pm$ {_latex_number(one, one.deviation)}"
     spent = "no privacy" if one.epsilon is None else format_epsilon(one.epsilon)
     spent += r"$^*$" if one.status == "seeded" else ""
     mantissa, _, power = format_delta(one.runs[0].delta).partition("10")
     exponent = power.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789"))
     delta = "--" if not exponent else f"{escape_latex(mantissa)}$10^{{{exponent}}}$"
-    return rf"{escape_latex(one.recipe)} & {spent} & {delta} & {accuracy} \\"
+    return rf"{escape_latex(one.recipe)} & {spent} & {delta} & {score} \\"
+
+
+def _latex_number(one: Series, value: float | None) -> str:
+    """A score, or how far scores differ: accuracy in percent, anything else as it is."""
+    return "--" if value is None else f"{100 * value:.2f}" if one.measure.in_percent else f"{value:.4g}"

@@ -17,6 +17,7 @@ _UNKNOWN = {
     "How settings and features were chosen": TRAINER,
     "Contact": PUBLISHER,
 }
+_TASKS = dict.fromkeys(("accuracy", "auc", "f1"), "classification") | dict.fromkeys(("mae", "rmse", "r2"), "regression")
 
 
 def make_model_card(facts: RunFacts) -> str:
@@ -34,7 +35,7 @@ def make_model_card(facts: RunFacts) -> str:
     lines += ["", _plain(describe_other_runs(facts)), "", f"Unit: {said['unit']} ({said['neighbours']}).", ""]
     lines += [_plain(describe_mechanism(facts)), "", "Not covered:", ""]
     lines += [f"- {_plain(item)}" for item in said["not_covered"]]
-    lines += ["", "## Evaluation", "", _describe_accuracy(facts), "", "## To be filled in", ""]
+    lines += ["", "## Evaluation", "", _describe_score(facts), "", "## To be filled in", ""]
     lines += ["| what | by |", "| --- | --- |", *(f"| {what} | {who} |" for what, who in _UNKNOWN.items()), ""]
     return "\n".join(lines)
 
@@ -54,10 +55,11 @@ def _front_matter(facts: RunFacts) -> list[str]:
         privacy["all_runs_on_the_data"] = together
     lines = ["library_name: pytorch", 'tags: ["differential-privacy", "dp-sgd", "apportion"]']
     lines += [f"differential_privacy: {json.dumps(privacy, ensure_ascii=False)}"]
-    if facts.accuracy is not None:
-        metric = {"type": "accuracy", "value": facts.accuracy, "name": "accuracy on data declared public"}
+    if facts.score is not None:
+        name = facts.measure.name
+        metric = {"type": name, "value": facts.score, "name": f"{name} on data declared public"}
         data = {"name": facts.data or "data declared public", "type": facts.data or "unknown"}
-        result = {"task": {"type": "classification"}, "dataset": data, "metrics": [metric]}
+        result = {"task": {"type": _TASKS.get(name, "other")}, "dataset": data, "metrics": [metric]}
         index = [{"name": facts.name or "model", "results": [result]}]
         lines.append(f"model-index: {json.dumps(index, ensure_ascii=False)}")
     return lines
@@ -78,10 +80,11 @@ def _describe_model(facts: RunFacts) -> list[str]:
     return [f"- {name}: {_plain(format_value(value))}" for name, value in rows.items() if value is not None]
 
 
-def _describe_accuracy(facts: RunFacts) -> str:
-    if facts.accuracy is None:
-        return "No accuracy was measured on public data."
-    return f"Accuracy on data declared public{f' ({_plain(facts.data)}, its test part)' if facts.data else ''}: {facts.accuracy:.2%}."
+def _describe_score(facts: RunFacts) -> str:
+    if facts.score is None:
+        return "Nothing was measured on public data."
+    where = f" ({_plain(facts.data)}, its test part)" if facts.data else ""
+    return f"On data declared public{where}: {_plain(facts.shown_score)}; {facts.measure.better} is better."
 
 
 def _plain(text: str) -> str:

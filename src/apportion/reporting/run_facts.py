@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from apportion.errors import InvalidArgument
-from apportion.reporting.result import FILE, as_number, as_share, read_json, read_results
+from apportion.reporting.measures import Measure
+from apportion.reporting.result import FILE, as_number, read_json, read_results
 from apportion.reporting.statements import FALSE_POSITIVE_RATES, bound_guesses, bound_true_positives
 
 CURATOR, PUBLISHER, TRAINER = "the data curator", "whoever publishes the model", "whoever chose the settings"
@@ -23,17 +24,27 @@ class RunFacts:
     Args:
         statement: of the run (public/privacy.json).
         configuration: everything that was decided in advance.
-        accuracy: the last one on data declared public; `None` if none was measured.
+        score: the last one on data declared public, by the metric that the configuration names; `None` if none was measured.
         name: of the run's folder.
         data, model: what they were called on the command line, where that is kept.
     """
 
     statement: Mapping[str, Any]
     configuration: Mapping[str, Any]
-    accuracy: float | None = None
+    score: float | None = None
     name: str | None = None
     data: str | None = None
     model: str | None = None
+
+    @property
+    def measure(self) -> Measure:
+        """What the score is."""
+        return Measure.of(self.configuration)
+
+    @property
+    def shown_score(self) -> str:
+        """The score with its name, as a sentence has it."""
+        return f"{self.measure.name} {self.measure.show(self.score, 2)}"
 
     @property
     def shared(self) -> Mapping[str, Any] | None:
@@ -70,7 +81,8 @@ def read_facts(source: Any) -> RunFacts:
         found = _read_folder(Path(source))
     elif hasattr(source, "statement") and hasattr(source, "configuration"):
         history = [entry.as_json() for entry in source.history]
-        found = RunFacts(source.statement(), source.configuration(), _last_accuracy(history))
+        configuration = source.configuration()
+        found = RunFacts(source.statement(), configuration, _last_score(history, configuration))
     else:
         raise InvalidArgument("run", type(source).__name__, "it is not a run", _FIX)
     _require_statement(found, source)
@@ -88,11 +100,12 @@ def _read_folder(folder: Path) -> RunFacts:
     if (folder / FILE).is_file():  # of the command line
         first = read_results(folder).runs[0]
         data, model = first.data, first.model
-    return RunFacts(statement, configuration, _last_accuracy(history), folder.resolve().name, data, model)
+    return RunFacts(statement, configuration, _last_score(history, configuration), folder.resolve().name, data, model)
 
 
-def _last_accuracy(history: list[Any]) -> float | None:
-    measured = (as_share(entry.get("test_accuracy")) for entry in reversed(history) if isinstance(entry, Mapping))
+def _last_score(history: list[Any], configuration: Mapping[str, Any]) -> float | None:
+    name = f"test_{Measure.of(configuration).name}"
+    measured = (as_number(entry.get(name)) for entry in reversed(history) if isinstance(entry, Mapping))
     return next((one for one in measured if one is not None), None)
 
 

@@ -89,13 +89,14 @@ def _algorithms(facts: RunFacts) -> dict[str, Any]:
         },
         "utility": {
             "section": "3.2",
-            "test_accuracy_on_public_data": facts.accuracy,
-            "fill_in": _fill(PUBLISHER, "which accuracy the intended use needs"),
+            "metric": facts.measure.to_json(),
+            "score_on_public_data": facts.score,
+            "fill_in": _fill(PUBLISHER, "which score the intended use needs"),
         },
         "bias": {
             "section": "3.3",
             "statistical": "Clipping shortens large gradients, so that the mean gradient is biased towards common records.",
-            "systemic": _fill(PUBLISHER, "accuracy on small groups: noise and clipping cost them more than others"),
+            "systemic": _fill(PUBLISHER, "scores on small groups: noise and clipping cost them more than others"),
             "human": _fill(PUBLISHER, "how the noise is explained to those who use the model"),
         },
     }

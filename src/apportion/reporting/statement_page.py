@@ -83,7 +83,7 @@ def _list_rows(facts: RunFacts) -> list[dict[str, str]]:
             ("search", format_value(said["search"]) if said.get("search") else ""),
             ("randomness", said["randomness"]),
             ("ledger", said["ledger"] + (f"; last row {facts.shared['ledger_head']}" if facts.shared else "")),
-            ("accuracy, public data", "" if facts.accuracy is None else f"{facts.accuracy:.2%}"),
+            ("on public data", "" if facts.score is None else facts.shown_score),
             ("sha256 of the weights", said.get("weights_sha256") or ""),
         ]
     )
