@@ -27,7 +27,10 @@ def admit(ledger, plan):
     ledger.admit([event for event, times in plan.items() for _ in range(times)], cost)
 
 
-@pytest.mark.parametrize("sampling", [{"sample_rate": 0.1, "steps": 100}, {"sample_rate": 0.05, "steps": 10}])
+@pytest.mark.parametrize(
+    "sampling",
+    [pytest.param({"sample_rate": 0.1, "steps": 100}, marks=pytest.mark.slow), {"sample_rate": 0.05, "steps": 10}],
+)
 def test_a_ledger_admits_as_many_equal_runs_and_no_larger_ones(sampling):
     each = equal_runs(lambda epsilon: events(epsilon, **sampling), LIMIT, 3)
     ledger = Ledger.create(name="mine", rule=GaussianRuns(LIMIT))

@@ -59,7 +59,9 @@ def test_the_table_of_the_page_is_what_is_computed(advice):
     assert f"needs {100 * more:.0f} % more noise" in PAGE
 
 
-@pytest.mark.parametrize(("recipe", "rate", "steps"), [("default", 0.1, 100), ("abadi", 0.004, 3)])
+@pytest.mark.parametrize(
+    ("recipe", "rate", "steps"), [pytest.param("default", 0.1, 100, marks=pytest.mark.slow), ("abadi", 0.004, 3)]
+)
 def test_equal_runs_of_the_page(recipe, rate, steps):
     one = ap.advise(
         recipe, population=60_000, sample_rate=rate, steps=steps, epsilons=[2.0], delta=1e-6, runs=5
@@ -136,6 +138,7 @@ def test_records_that_nobody_declared_public_are_refused():
         dry_run(advice.plans, lambda: torch.nn.Linear(3, 2), loss, data, **terms)
 
 
+@pytest.mark.slow
 def test_more_privacy_learns_less():
     made = make_synthetic(600)
     advice = ap.advise(population=600, batch_size=60, steps=40, epsilons=[0.05, 8.0])
