@@ -105,10 +105,11 @@ def show_results(results: Results, folder: Path, *, as_json: bool) -> None:
     if any(run.epsilon is not None and not run.private for run in results.runs):
         console.print("A seed was given: these runs are reproducible and NOT private.")
     print_lines(console, f"Look at   {folder / 'report.html'}   (numbers: {folder / 'results.json'})")
-    print_lines(console, *_next_steps(results.runs[0]))
+    print_lines(console, *next_steps(results.runs[0]))
 
 
-def _next_steps(run: RunResult) -> list[str]:
+def next_steps(run: RunResult) -> list[str]:
+    """What to try after this run; of one's own data, what a further run means."""
     if run.data not in KNOWN:
         return [_relate_further_runs(run.details.get("data_set"))]
     return [
