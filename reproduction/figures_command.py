@@ -12,7 +12,8 @@ from apportion.cli import options
 from apportion.cli.output import print_error_stream, writable_folder
 from apportion.errors import InvalidArgument
 from reproduction.figures import Results, draw_all, fill_pages
-from reproduction.folders import PICTURES, RESULTS, ResultsFolder, short
+from reproduction.figures.default_table import format_table
+from reproduction.folders import PICTURES, RESULTS, TABLE, ResultsFolder, short
 
 
 def figures(
@@ -22,7 +23,10 @@ def figures(
     ] = PICTURES,
     pages: Annotated[
         bool,
-        typer.Option("--pages", help="Fill the tables of the pages in reproduction/ and of docs/choosing.md as well."),
+        typer.Option(
+            "--pages",
+            help="Fill the tables of the pages in reproduction/ and docs/, and of `apportion advise`, as well.",
+        ),
     ] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -38,6 +42,9 @@ def figures(
     for name in found.unknown:
         print_error_stream(f"{results / name}: neither a study nor a search, so it is not looked at")
     filled = fill_pages(found) if pages else []
+    if pages:
+        TABLE.write_text(format_table(found), encoding="utf-8")
+        filled.append(TABLE)
     drawn, left_out = draw_all(found, writable_folder(out))
     if as_json:
         missing = {figure.name: figure.command for figure in left_out}

@@ -7,14 +7,19 @@ from typing import Annotated
 
 import typer
 
+from apportion.advice.kept_table import FILE
+
 HERE = Path(__file__).parent
 RESULTS, PICTURES = HERE / "results", HERE / "pictures"
 PAGES = (
     HERE / "README.md",
     HERE / "results.md",
     HERE.parent / "docs" / "choosing.md",
+    HERE.parent / "docs" / "choosing-epsilon.md",
     HERE.parent / "docs" / "people.md",
 )
+TABLE = HERE.parent / "src" / "apportion" / "advice" / FILE
+"""What the package carries of the results."""
 
 ResultsFolder = Annotated[
     Path, typer.Option("--results", help="The folder of kept results.", show_default="reproduction/results")

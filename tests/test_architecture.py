@@ -37,9 +37,10 @@ MAY_IMPORT = {
     "compare": CORE | {"data", "reporting", ""},
     "search": CORE | {"data", "compare", ""},
     "statistics": CORE,
+    "advice": CORE | {"data", "reporting"},
     "tuning": CORE | {"compare"},
     "teachers": CORE | {"compare"},
-    "cli": CORE | {"audit", "data", "reporting", "compare", "search", "statistics", "tuning", "teachers", ""},
+    "cli": CORE | {"audit", "data", "reporting", "compare", "search", "statistics", "tuning", "teachers", "advice", ""},
     "__main__": {"cli"},
 }
 WITHOUT_TORCH = FOUNDATION | {"accounting", "strategies", "sampling", "planning", "statistics"}

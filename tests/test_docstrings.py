@@ -9,6 +9,7 @@ import pytest
 
 from apportion import (
     accounting,
+    advice,
     budget,
     clip,
     execution,
@@ -23,7 +24,7 @@ from apportion import (
 from apportion.strategies.tempering import Temper
 from apportion.training import metrics, named_losses
 
-ROOMS = (strategies, accounting, statistics, teachers)
+ROOMS = (strategies, accounting, statistics, teachers, advice)
 STRATEGIES = [getattr(role, name) for role in (clip, noise) for name in role.__all__] + [Temper]
 
 

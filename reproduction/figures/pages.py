@@ -1,7 +1,7 @@
 """Fills the parts of pages that are made of results.
 
-A part stands between `<!-- results: NAME -->`, `<!-- figure: NAME -->` or `<!-- choosing -->` and `<!-- end -->`. What people wrote
-around it stays.
+A part stands between `<!-- results: NAME -->`, `<!-- figure: NAME -->`, `<!-- choosing -->` or `<!-- default -->` and
+`<!-- end -->`. What people wrote around it stays.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from pathlib import Path
 from apportion import validate
 from apportion.errors import InvalidArgument
 from reproduction.figures.choosing import COMPARISONS, choosing_table
+from reproduction.figures.default_table import STUDIES, default_table
 from reproduction.figures.figure_catalogue import FIGURES
 from reproduction.figures.kept_results import Results
 from reproduction.figures.tables import study_table
 from reproduction.folders import PAGES
 from reproduction.study import study_names
 
-_PART = re.compile(r"^<!-- (?:(?P<kind>results|figure): (?P<name>\S+)|choosing) -->$", flags=re.MULTILINE)
+_PART = re.compile(
+    r"^<!-- (?:(?P<kind>results|figure): (?P<name>\S+)|(?P<table>choosing|default)) -->$", flags=re.MULTILINE
+)
 _END = "<!-- end -->"
 
 
@@ -48,18 +51,21 @@ def fill(page: str, results: Results, folder: Path) -> str:
             "pages",
             [start.group() for start in starts],
             f"{len(ends)} times {_END} stands in the page, and not once after each of these",
-            "Write one where each part ends, and spell the parts `results: NAME`, `figure: NAME` or `choosing`",
+            "Write one where each part ends, and spell the parts `results: NAME`, `figure: NAME`, `choosing` or `default`",
         )
     pieces, position = [], 0
     for start, end in zip(starts, ends, strict=True):
-        content = _content(start["kind"], start["name"], results, folder)
+        content = _content(start["kind"] or start["table"], start["name"], results, folder)
         pieces += [page[position : start.end()], f"\n\n{content}\n\n"]
         position = end
     return "".join([*pieces, page[position:]])
 
 
-def _content(kind: str | None, name: str, results: Results, folder: Path) -> str:
-    if kind is None:
+def _content(kind: str, name: str, results: Results, folder: Path) -> str:
+    if kind == "default":
+        commands = ", ".join(f"`python -m reproduction run {one}`" for one in STUDIES)
+        return default_table(results) or f"not run yet: {commands}"
+    if kind == "choosing":
         commands = ", ".join(f"`python -m reproduction run {one}`" for one in COMPARISONS)
         return choosing_table(results) or f"not run yet: {commands}"
     if kind == "results":

@@ -24,6 +24,7 @@ def pages(tmp_path, monkeypatch):
     for page, copy in zip(PAGES, copies, strict=True):
         shutil.copy(page, copy)
     monkeypatch.setattr("reproduction.figures_command.fill_pages", lambda results: fill_pages(results, copies))
+    monkeypatch.setattr("reproduction.figures_command.TABLE", tmp_path / "kept_table.json")
     return copies
 
 
@@ -50,8 +51,8 @@ def test_fills_the_pages(draw, tmp_path, pages):
     invented_study("lin_table_2", tmp_path / "results")
     code, out, _ = draw("--pages", "--json")
     assert code == 0
-    assert json.loads(out)["pages"] == ["README.md", "results.md", "choosing.md", "people.md"]
-    readme, results, choosing, _ = (page.read_text(encoding="utf-8") for page in pages)
+    assert json.loads(out)["pages"] == [page.name for page in pages] + ["kept_table.json"]
+    readme, results, choosing, *_ = (page.read_text(encoding="utf-8") for page in pages)
     assert "pictures/headline.svg)" in readme
     assert "pictures/lin_table_2.svg)" in results
     assert "| lin-decay | " in results

@@ -6,9 +6,10 @@ from made_up_results import invented_results
 from apportion.errors import InvalidArgument
 from reproduction.figures import FIGURES, Results, draw_all
 from reproduction.figures.choosing import as_good, choosing_table
+from reproduction.figures.default_table import format_table
 from reproduction.figures.pages import fill
 from reproduction.figures.tables import rank_agreement, study_table
-from reproduction.folders import HERE, PAGES, PICTURES, RESULTS
+from reproduction.folders import HERE, PAGES, PICTURES, RESULTS, TABLE
 from reproduction.study import study_names
 
 
@@ -119,6 +120,7 @@ def test_the_committed_pages_and_figures_are_those_of_the_committed_results(tmp_
         assert text == fill(text, found, page.parent), (
             f"{page.name} is old: run `python -m reproduction figures --pages`"
         )
+    assert TABLE.read_text(encoding="utf-8") == format_table(found), "run `python -m reproduction figures --pages`"
     drawn, _ = draw_all(found, tmp_path)
     committed = {file.name: file.read_bytes() for file in PICTURES.glob("*.svg")}
     assert committed == {file.name: file.read_bytes() for file in drawn}, "run `python -m reproduction figures`"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from apportion import accounting, audit, data, statistics, teachers
     from apportion.accounting.accountant import PrivacyLossAccountant
     from apportion.accounting.ledger import Ledger
+    from apportion.advice.epsilon_candidates import advise
     from apportion.budget import Budget, Group, Public, Record, User
     from apportion.domain import Domain
     from apportion.errors import (
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from apportion.models.fix import fix
     from apportion.models.temper import TemperedSigmoid, temper
     from apportion.planning import Plan, plan
+    from apportion.reporting.documents import write_statement
     from apportion.reporting.write import report
     from apportion.request import (
         ClippedSum,
@@ -131,6 +133,7 @@ __all__ = [
     "ValidatedNoise",
     "WrongOrder",
     "accounting",
+    "advise",
     "audit",
     "check",
     "cite",
@@ -150,6 +153,7 @@ __all__ = [
     "train",
     "tune",
     "update",
+    "write_statement",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -158,6 +162,7 @@ __getattr__, __dir__ = lazy_names(
         "accounting": (".",),
         "accounting.accountant": ("PrivacyLossAccountant",),
         "accounting.ledger": ("Ledger",),
+        "advice.epsilon_candidates": ("advise",),
         "audit": (".",),
         "budget": ("Budget", "Group", "Public", "Record", "User"),
         "data": (".",),
@@ -178,6 +183,7 @@ __getattr__, __dir__ = lazy_names(
         "models.fix": ("fix",),
         "models.temper": ("TemperedSigmoid", "temper"),
         "planning": ("Plan", "plan"),
+        "reporting.documents": ("write_statement",),
         "reporting.write": ("report",),
         "request": (
             *("ClippedSum", "Event", "FirstGain", "Frame", "Line", "LowestLoss", "NormSum", "Released", "Request"),

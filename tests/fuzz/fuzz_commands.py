@@ -70,6 +70,11 @@ VALID = {
         *("--data", "digits", "--teachers", "6", "--queries", "5", "--group", "all:3:1", "--delta", "1e-5"),
         *("--unit", "record", "--processes", "1", "--seed", "1", "--out", "new"),
     ),
+    "advise": (
+        *("--population", "1437", "--sample-rate", "0.01", "--steps", "3", "--epsilon", "1", "--delta", "1e-5"),
+        *("--runs", "2", "--dry-run", "digits", "--model", "linear", "--out", "new.html"),
+    ),
+    "statement": ("run", "--format", "html", "--out", "new.html"),
     "recipes": ("du-dynamic", "--set", "noise.ratio=3", "--html", "new.html"),
     "account": ("schedule.csv", "--delta", "1e-5"),
     "report": ("results.json", "--out", "new.html"),

@@ -66,7 +66,7 @@ class Account:
         """Refuse what costs more than the data set has left."""
         declared = count_events(self.rule.declared) or self.budget  # of a filter (ε, δ) is all that is known in advance
         self._cost = self.ledger.price(declared, self.budget)
-        self.ledger.require_room(self._cost)
+        self.ledger.require_room(self._cost, declared)
 
     @property
     def spent(self) -> int:

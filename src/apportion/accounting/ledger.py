@@ -28,6 +28,7 @@ from typing import Any
 
 from apportion.accounting.chain import Chain, Damage, Row, new_file
 from apportion.accounting.run_filter import RULES, Cost, Planned, RunRule
+from apportion.accounting.sharing import advise_rule
 from apportion.budget import UNITS, Budget
 from apportion.errors import ApportionError, BudgetExhausted, InvalidArgument, TakenOver
 from apportion.request import Choice, Event
@@ -146,8 +147,12 @@ class Ledger:
             )
         return self.rule.cost(plan, budget.delta, self.left())
 
-    def require_room(self, cost: Cost) -> None:
-        """Refuse a run that does not fit: one with more than what is left, or a second one in the ledger of a single run."""
+    def require_room(self, cost: Cost, plan: Planned | None = None) -> None:
+        """Refuse a run that does not fit: one with more than what is left, or a second one in the ledger of a single run.
+
+        Args:
+            plan: of the run, to say whether another rule would have taken less.
+        """
         if self.rule is None:
             if self.runs():
                 raise InvalidArgument(
@@ -157,10 +162,12 @@ class Ledger:
         if not (self.spent() + cost).fits(self.capacity):
             left = self.left()
             describe, limit = self.rule.describe, self.rule.limit
+            advice = advise_rule(self, plan) if isinstance(plan, Mapping) else None
             raise BudgetExhausted(
                 f"the limit of the data set {self.name!r} (epsilon={limit.epsilon:g}, delta={limit.delta:g}, rule "
                 f"{self.rule.name}) does not cover this run. Requested: {describe(cost)}. Left: {describe(left)}. Missing: "
                 f"{describe(cost.minus(left))}. Nothing was charged. Use more noise, fewer steps or a smaller budget for this run."
+                + (f" {advice}" if advice else "")
             )
 
     def admit(

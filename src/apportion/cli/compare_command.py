@@ -16,8 +16,10 @@ from apportion.cli.output import print_error_stream, show_results, warn_without_
 from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
 from apportion.errors import InvalidArgument
 from apportion.extras import EXTRAS, require_extra
+from apportion.reporting.export import EXPORTS
 from apportion.reporting.measures import Measure
 from apportion.reporting.result import NotRun, Results, RunResult
+from apportion.reporting.write import write_report
 
 if TYPE_CHECKING:
     from apportion.compare.experiment import Experiment
@@ -42,7 +44,9 @@ def compare(
         bool, option("Every recipe that needs nothing but the data; says which were skipped.", name="--all-recipes")
     ] = False,
     data_dir: options.DataDir = None,
-    out: Annotated[Path | None, option("Folder for report and runs.", "runs/NAME")] = None,
+    out: Annotated[
+        Path | None, option("Folder for report and runs; or a .csv or .tex file for the table.", "runs/NAME")
+    ] = None,
     as_json: options.Json = False,
     **said: Any,
 ) -> None:
@@ -51,7 +55,7 @@ def compare(
     Options override the file. On published benchmark data δ, unit and population have defaults; on your own data they are
     required.
 
-    Examples: apportion compare demo --epsilon 1; apportion compare --data digits --all-recipes --epsilon 3
+    Examples: apportion compare demo --epsilon 1; apportion compare --data digits --all-recipes --epsilon 3 --out table.tex
     """
     require_extra("report", *EXTRAS["report"])  # before anything is trained for it
     from apportion.compare.experiment import experiment
@@ -68,9 +72,12 @@ def compare(
     plan = experiment(with_benchmark_budget(with_training_defaults(values)))
     plan.check()
     name = Path(file).stem if file else f"compare-{plan.data}".replace(":", "-").replace("/", "-")
-    folder = out or Path("runs") / name
+    exported = out if out is not None and out.suffix.lower() in EXPORTS else None
+    folder = out if out is not None and exported is None else Path("runs") / name
     results = _run(plan, folder, data_dir, skip_unfit=all_recipes)
     show_results(results, folder, as_json=as_json)
+    if exported is not None:
+        print_error_stream(f"Table     {write_report(results, exported)}")
     if as_json:
         typer.echo(json.dumps(results.to_json(history=False)))
 

@@ -33,7 +33,13 @@ def limit(
     epsilon: Annotated[float, option("ε of all runs together.")],
     delta: Annotated[float, option("δ of all runs together, below 1/population.")],
     unit: Annotated[Literal["record", "user"], option("Whom the guarantee protects.")],
-    rule: Annotated[Literal["gaussian", "sum"], option("How the costs of runs add up.")] = "gaussian",
+    rule: Annotated[
+        Literal["gaussian", "sum"],
+        option(
+            "How the costs of runs add up. gaussian: μ², for several runs of many steps. sum: ε and δ, for one or two runs of few steps, "
+            "searches and filters. `apportion advise --runs` compares them."
+        ),
+    ] = "gaussian",
 ) -> None:
     """Make a new ledger and declare, for good, what all runs on a data set may spend together."""
     from apportion.accounting.ledger import Ledger
@@ -80,6 +86,7 @@ def show(path: File, as_json: Annotated[bool, option("Print JSON for programs.",
             f"{facts['name']}: limit ε = {facts['epsilon']:g} at δ = {facts['delta']:g} ({facts['unit']}) for all runs together, of which "
             f"ε = {facts['epsilon_admitted']:.4g} is taken, and there is room for {facts['room']}.",
         ]
+        lines += [facts["advice"]] if facts["advice"] else []
     else:
         lines += ["The ledger of a single run; it has no limit over runs."]
     print_lines(console, *lines, f"last row: {facts['head']}")
@@ -138,6 +145,7 @@ def _group_prices(run: AdmittedRun, delta: float) -> dict[str, float]:
 def _facts(ledger: Ledger) -> dict[str, Any]:
     """What is shown, as data."""
     from apportion.accounting.selection import TrialOfSearch
+    from apportion.accounting.sharing import advise_rule
 
     rule, damage = ledger.rule, ledger.verify()
     runs = [
@@ -165,6 +173,7 @@ def _facts(ledger: Ledger) -> dict[str, Any]:
         "left": rule.describe(ledger.left()) if rule else None,
         "room": rule.room(ledger.left()) if rule else None,
         "epsilon_admitted": rule.epsilon(ledger.spent()) if rule else None,
+        "advice": advise_rule(ledger),
         "head": ledger.head(),
         "damage": str(damage) if damage else None,
     }

@@ -14,6 +14,7 @@ from apportion.cli import audit_command as audit
 from apportion.cli import data_command as data
 from apportion.cli import ledger_command as ledger
 from apportion.cli.account_command import account
+from apportion.cli.advise_command import advise
 from apportion.cli.check_command import check
 from apportion.cli.compare_command import compare
 from apportion.cli.pate_command import pate
@@ -21,6 +22,7 @@ from apportion.cli.plan_command import plan
 from apportion.cli.recipes_command import recipes
 from apportion.cli.report_command import report
 from apportion.cli.search_command import search
+from apportion.cli.statement_command import statement
 from apportion.cli.statistics_command import statistics
 from apportion.cli.train_command import train
 from apportion.cli.tune_command import tune
@@ -35,7 +37,21 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _command in (train, compare, plan, search, tune, pate, statistics, recipes, account, report, check):
+for _command in (
+    train,
+    compare,
+    advise,
+    plan,
+    search,
+    tune,
+    pate,
+    statistics,
+    recipes,
+    account,
+    report,
+    statement,
+    check,
+):
     app.command()(_command)
 for _name, _group in {"data": data, "ledger": ledger, "audit": audit}.items():
     app.add_typer(_group.app, name=_name)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -104,15 +105,29 @@ def show_results(results: Results, folder: Path, *, as_json: bool) -> None:
     if any(run.epsilon is not None and not run.private for run in results.runs):
         console.print("A seed was given: these runs are reproducible and NOT private.")
     print_lines(console, f"Look at   {folder / 'report.html'}   (numbers: {folder / 'results.json'})")
-    print_lines(console, *_next_steps(results.runs[0]))
+    print_lines(console, *next_steps(results.runs[0]))
 
 
-def _next_steps(run: RunResult) -> list[str]:
+def next_steps(run: RunResult) -> list[str]:
+    """What to try after this run; of one's own data, what a further run means."""
     if run.data not in KNOWN:
-        return ["Each further run on the same records spends a budget of its own: the sum is what they pay."]
+        return [_relate_further_runs(run.details.get("data_set"))]
     return [
         f"Try next  apportion compare --data {run.data} --epsilon 1 --recipe abadi --recipe lin-decay",
         f"          apportion train --data {run.data} --recipe lin-decay --epsilon 3 --delta 1e-5 --unit record "
         f"--population {run.population}",
         "          apportion data list   and   apportion --help",
     ]
+
+
+def _relate_further_runs(data_set: Any) -> str:
+    """What a further run on the same records means, with a shared ledger and without."""
+    if isinstance(data_set, Mapping):
+        return (
+            f"Further runs on {data_set['name']} are admitted while all of them together stay within ε = {data_set['limit_epsilon']:g}, "
+            f"δ = {data_set['limit_delta']:g}, the limit of its ledger. Left: {data_set['left']}."
+        )
+    return (
+        "Each further run on the same records spends more: together they cost more than one, at most the sum of their ε and of their δ. "
+        "A shared ledger keeps all of them within one limit, often for less: apportion ledger limit --help"
+    )

@@ -20,7 +20,7 @@ def report(
     out: Annotated[
         Path | None,
         option(
-            "Where to write the page.",
+            "Where to write the page (.html), or the table of results alone (.csv, .tex).",
             "report.html beside results.json; table.html beside table.json; of several, report.html here",
         ),
     ] = None,
@@ -28,6 +28,8 @@ def report(
     """Write one self-contained HTML page with tables, plots and the privacy statement.
 
     Example: apportion report runs/abadi-digits runs/default-digits --out both.html
+
+    Example: apportion report runs/compare-digits --out table.tex
     """
     from apportion.reporting import report as write
 

@@ -186,8 +186,23 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
             print_error_stream(f"  {group['name']}: ε = {group['epsilon']:.4f} of {group['budget']:g}")
         if (usable := run.details.get("usable")) is not None:
             print_error_stream(f"Usable records: about {usable:.0%}, by a noisy count that is part of the plan.")
-        print_error_stream(f"Privacy statement: {(folder / STATEMENT).with_suffix('.md')}")
+        print_error_stream(
+            f"Privacy statement: {(folder / STATEMENT).with_suffix('.md')} (to hand in: apportion statement {folder})"
+        )
         print_error_stream(
             f"{folder / PROBLEMS} says exactly which records could not be used. It is for the owner of the data: do not publish it, and do "
             "not change settings by it without counting that as a private decision."
         )
+        if request.ledger is not None:
+            print_error_stream(_advise_rule(request.ledger))
+
+
+def _advise_rule(path: Path) -> str:
+    """Whether the ledger's rule is wasteful for the runs that it has; nothing if it is not."""
+    from contextlib import closing
+
+    from apportion.accounting.ledger import Ledger
+    from apportion.accounting.sharing import advise_rule
+
+    with closing(Ledger.open(path)) as ledger:
+        return advise_rule(ledger) or ""

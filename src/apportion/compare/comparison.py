@@ -235,7 +235,9 @@ def _train_privately(
         )
     history = [entry.as_json() | probed.get(entry.step, {}) for entry in run.history]
     found = describe_run(run.statement(), run.configuration(), history)
-    strategies = {role: found.details[role] for role in ("clip", "noise", "update", "groups") if role in found.details}
+    strategies = {
+        role: found.details[role] for role in ("clip", "noise", "update", "groups", "data_set") if role in found.details
+    }
     details = {**known.details, **strategies}
     if run.usable is not None:
         details["usable"] = round(run.usable, 3)

@@ -64,7 +64,10 @@ WRITTEN: dict[str, Callable[[Any], str]] = {
     "population": format_count,
     "seconds": format_seconds,
 }
-ELSEWHERE = ("statement", "experiment", "key", "configuration", "paper_accuracy_std", "commit", "versions", "better")
+ELSEWHERE = (
+    *("statement", "experiment", "key", "data_set", "configuration", "paper_accuracy_std", "commit", "versions"),
+    "better",
+)
 """Fields that other parts of the page show, or that say again what others say."""
 
 

@@ -17,7 +17,7 @@ from apportion.reporting.formatting import (
     join_names,
 )
 from apportion.reporting.judging import CLOSE, compare_accuracy
-from apportion.reporting.result import Results
+from apportion.reporting.result import Results, RunResult
 from apportion.reporting.series import Experiment, Series, rank_of
 from apportion.reporting.statements import BADGES
 
@@ -160,15 +160,27 @@ def write_notes(experiment: Experiment) -> list[str]:
         )
     if any(one.control_of for one in series):
         found.append("A control is set beside the recipe that it names, to show what that recipe itself contributes.")
-    spending = Counter(run.data for run in experiment.runs if run.epsilon is not None)
-    if any(count > 1 for count in spending.values()):
-        found.append(
-            "Each ε covers one run by itself. Several runs on the same records together spend more than any one of them."
-        )
+    found += _relate_runs([run for run in experiment.runs if run.epsilon is not None])
     if any(one.status == "seeded" for one in series):
         found.append(
             "A seeded run can be repeated exactly, so its noise can be recomputed and subtracted. Its ε is what the same run "
             "would spend with secret randomness; the run itself protects nobody."
+        )
+    return found
+
+
+def _relate_runs(runs: Sequence[RunResult]) -> list[str]:
+    """What several runs on the same records cost together: what their ledger says, or that nobody added up."""
+    ledgers = {one["name"]: one for run in runs if isinstance(one := run.details.get("data_set"), Mapping)}
+    found = [
+        f"Runs on {name} are charged to one ledger: all of them together, also those that are not shown, cost at most "
+        f"ε = {one['limit_epsilon']:g}, δ = {one['limit_delta']:g}."
+        for name, one in ledgers.items()
+    ]
+    alone = Counter(run.data for run in runs if not run.details.get("data_set"))
+    if any(count > 1 for count in alone.values()):
+        found.append(
+            "Each ε covers one run by itself. Several runs on the same records together spend more than any one of them."
         )
     return found
 

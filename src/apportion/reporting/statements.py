@@ -90,7 +90,7 @@ def describe_attacker(runs: Iterable[RunResult]) -> dict[str, Any] | None:
         if epsilon is None or delta is None or epsilon < 0 or not 0 <= delta <= 1:
             continue
         bounds = [bound_true_positives(epsilon, delta, rate) for rate in FALSE_POSITIVE_RATES]
-        shown = [_round_up(bound) for bound in (*bounds, bound_guesses(epsilon, delta))]
+        shown = [round_up_share(bound) for bound in (*bounds, bound_guesses(epsilon, delta))]
         found.setdefault((format_epsilon(epsilon), format_delta(delta)), shown)
         units.append(run.unit or "record")
         secret.append(run.private is not False)
@@ -112,6 +112,7 @@ def describe_attacker(runs: Iterable[RunResult]) -> dict[str, Any] | None:
     }
 
 
-def _round_up(share: float) -> str:
-    """Rounded up: a limit is never shown smaller than it is."""
-    return f"{math.ceil(round(1000 * share, 6)) / 10:.1f}\u00a0%"
+def round_up_share(share: float, digits: int = 1) -> str:
+    """In percent, rounded up: a limit is never shown smaller than it is."""
+    scale = 10**digits
+    return f"{math.ceil(round(100 * scale * share, 6)) / scale:.{digits}f}\u00a0%"

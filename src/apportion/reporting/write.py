@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from apportion.errors import InvalidArgument
 from apportion.extras import require_extra
+from apportion.reporting.export import EXPORTS, require_suffix
 from apportion.reporting.result import FILE, Results, RunResult, read_json, read_results
 
 _PUBLIC = ("privacy.json", "configuration.json", "history.json")
@@ -42,7 +43,8 @@ def report(
     Args:
         runs: what `train` gives back, `private.run` of `make_private`, results, folders of runs, files of results, or a list of any of
             these. In a dictionary, each key is what its run is called on the page; otherwise a run has the name of its recipe.
-        path: of the page; in a folder, report.html.
+        path: of the page; in a folder, report.html. A path that ends in .csv or .tex gets the table alone, a row for each recipe and
+            budget.
         title: of the page.
 
     Examples:
@@ -63,14 +65,16 @@ def report(
 
 
 def write_report(results: Results | Mapping[str, Any], path: Path | str, *, title: str | None = None) -> Path:
-    """Write the report of `results`, or of what a file of results holds, to `path` (in a folder: to report.html); return its path."""
-    require_extra("report", "jinja2", "plotly")
-    from apportion.reporting.page import render
+    """Write the report of `results`, or of what a file of results holds, to `path` (in a folder: to report.html); return its path.
 
+    A path that ends in .csv or .tex gets the table of the results instead of a page.
+    """
     target = Path(path)
     if target.is_dir():
         target = target / "report.html"
-    page = render(results if isinstance(results, Results) else Results.from_json(results), title)
+    suffix = require_suffix("path", target, (".html", ".htm", *EXPORTS))
+    found = results if isinstance(results, Results) else Results.from_json(results)
+    page = EXPORTS[suffix](found) if suffix in EXPORTS else _render(found, title)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(page, encoding="utf-8", errors="replace")
@@ -78,6 +82,13 @@ def write_report(results: Results | Mapping[str, Any], path: Path | str, *, titl
         reason = f"it cannot be written ({error.strerror})"
         raise InvalidArgument("path", str(target), reason, "Choose a place that can be written to") from None
     return target
+
+
+def _render(results: Results, title: str | None) -> str:
+    require_extra("report", "jinja2", "plotly")
+    from apportion.reporting.page import render
+
+    return render(results, title)
 
 
 def describe_run(
@@ -94,7 +105,7 @@ def describe_run(
         "update": recipe["update"],
         "steps": statement["steps_taken"],
         "draws": statement["draws_charged"],
-        **({"groups": statement["groups"]} if statement.get("groups") else {}),
+        **{name: statement[name] for name in ("groups", "data_set") if statement.get(name)},
         "statement": in_words(dict(statement)),
         "history": history,
     }
