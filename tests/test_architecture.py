@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "statistics": CORE,
     "tuning": CORE | {"compare"},
     "teachers": CORE | {"compare"},
+    "integrations": CORE,
     "cli": CORE | {"audit", "data", "reporting", "compare", "search", "statistics", "tuning", "teachers", ""},
     "__main__": {"cli"},
 }

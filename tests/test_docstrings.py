@@ -12,6 +12,7 @@ from apportion import (
     budget,
     clip,
     execution,
+    integrations,
     noise,
     request,
     sampling,
@@ -23,7 +24,7 @@ from apportion import (
 from apportion.strategies.tempering import Temper
 from apportion.training import metrics, named_losses
 
-ROOMS = (strategies, accounting, statistics, teachers)
+ROOMS = (strategies, accounting, statistics, teachers, integrations)
 STRATEGIES = [getattr(role, name) for role in (clip, noise) for name in role.__all__] + [Temper]
 
 

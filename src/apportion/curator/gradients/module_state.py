@@ -1,8 +1,9 @@
 """The state of a model's modules: restored between micro-batches, and its structure, which must not change during a run.
 
 A module may store numbers, tensors or anything else in attributes, in buffers that it creates or replaces, in hooks or children that it
-adds, in lists, dicts and sets, in attributes of objects: a running mean, the last hidden state, a table that grows, a cache. With these, the
-records of one micro-batch would reach the gradients of another, bypassing clipping, or end a run that would not have ended without them.
+adds, in lists, dicts and sets, in attributes of objects: a running mean, the last hidden state, a table that grows, a cache. With
+these, the records of one micro-batch would reach the gradients of another, bypassing clipping, or end a run that would not have ended
+without them.
 Changes inside objects of the standard library or with `__slots__` are not undone, nor are attributes of scripted modules.
 """
 
