@@ -375,6 +375,16 @@ def test_items_are_taken_as_people_have_them():
         ap.integrations.fine_tune(build("BERT"), unlabelled, small_plan(), lr=0.1)
 
 
+def test_an_error_of_the_data_set_says_nothing_of_a_record():
+    class Broken(list):
+        def __getitem__(self, index):
+            raise ValueError("Anna, 44")
+
+    with pytest.raises(ap.InvalidArgument, match="cannot be read") as error:
+        ap.integrations.fine_tune(build("BERT"), Broken([1]), small_plan(), lr=0.1)
+    assert "Anna" not in str(error.value)
+
+
 def test_a_record_that_stands_twice_is_refused():
     twice = torch.utils.data.Subset(items("BERT"), [0, 1, 1])
     with pytest.raises(ap.InvalidArgument, match="more than once"):
@@ -398,6 +408,19 @@ def test_accuracy_is_measured_on_public_items():
         build("BERT"), items("BERT"), small_plan(), lr=1e-2, evaluate=ap.Public(items("BERT"))
     )
     assert 0 <= run.history[-1].test_accuracy <= 1
+
+
+@pytest.mark.parametrize(("kind", "classes"), [("BERT", 3), ("RoBERTa", 3), ("GPT-2", TOKENS), ("T5", TOKENS)])
+def test_the_classes_are_those_of_the_model(kind, classes, monkeypatch):
+    """So that a record with another label is found by a mask, and the others go on together."""
+    seen = {}
+    monkeypatch.setattr("apportion.integrations.hugging_face.train", lambda *args, **options: seen.update(options))
+    ap.integrations.fine_tune(build(kind), items(kind), small_plan(), lr=0.1)
+    assert seen["domain"] == ap.Domain(classes=classes)
+    numbers = [item | {"labels": torch.tensor(0.5)} for item in items("BERT")]
+    seen.clear()
+    ap.integrations.fine_tune(build("BERT"), numbers, small_plan(), lr=0.1)
+    assert "domain" not in seen
 
 
 def test_labels_that_are_numbers_are_fitted_and_many_of_them_are_told_apart():

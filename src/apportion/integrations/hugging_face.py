@@ -20,13 +20,22 @@ from torch.utils.data import Dataset
 
 from apportion.budget import Public
 from apportion.curator.distinct import require_distinct
+from apportion.curator.foreign_code import contain_errors
+from apportion.curator.records import as_records
+from apportion.domain import IGNORED, Domain
 from apportion.errors import InvalidArgument
 from apportion.extras import require_extra
 from apportion.integrations.model_loss import ModelLoss, given_losses
-from apportion.integrations.token_losses import IGNORED, base_model, predicts_next_token, usual_loss
+from apportion.integrations.token_losses import base_model, predicts_next_token, usual_loss
 from apportion.planning import Plan
+from apportion.training.evaluation import require_public
 from apportion.training.run import Run
 from apportion.training.train import train
+
+require_extra("hf", "transformers")
+from transformers import AttentionInterface, PreTrainedModel  # noqa: E402
+from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask  # noqa: E402
 
 ATTENTION = "records-apart"
 """The name of the way to attend under which it is registered in transformers."""
@@ -60,7 +69,8 @@ def fine_tune(
         loss: loss(outputs, labels); by default that of transformers for this kind of model, with one value for each record
             (`causal_lm_loss`, `token_loss`, cross-entropy, squared error for float labels of one output, or binary cross-entropy).
         evaluate: data declared public, on which accuracy is measured.
-        options: of `apportion.train`: scheduler, validation, execution, storage, seed, progress.
+        options: of `apportion.train`: scheduler, validation, metric, domain, execution, storage, seed, progress. Without a domain, labels
+            that are class numbers must be less than the number of the model's outputs, or −100; other records contribute nothing.
 
     Returns:
         A `Run`, as of `apportion.train`.
@@ -78,18 +88,27 @@ def fine_tune(
         >>> run.epsilon() <= 3.0
         True
     """
-    require_extra("hf", "transformers")
     _require_no_autocast()
-    own = isinstance(model, ModelLoss)
-    items = _Layout.of(model.model if isinstance(model, ModelLoss) else model, keep_labels=own)
-    if loss is None:
-        loss = given_losses if own else usual_loss(model)
+    inner = model.model if isinstance(model, ModelLoss) else model
+    layout = _Layout.of(inner, keep_labels=inner is not model)
+    records = as_records(layout.arrange(data, "data"))
     if evaluate is not None:
-        options["evaluate"] = (
-            Public(items.arrange(evaluate.data, "evaluate")) if isinstance(evaluate, Public) else evaluate
-        )
+        public = require_public(evaluate)
+        options["evaluate"] = Public(layout.arrange(public.data, "evaluate"))
+    if loss is None and inner is model:
+        loss = usual_loss(model)
+        if (classes := _count_classes(base_model(model), records.example[1])) is not None:
+            options.setdefault("domain", Domain(classes=classes))
     with attend_apart(model):
-        return train(model, loss, items.arrange(data, "data"), plan, lr=lr, optimizer=optimizer, **options)
+        return train(model, loss or given_losses, records, plan, lr=lr, optimizer=optimizer, **options)
+
+
+def _count_classes(model: Any, target: Any) -> int | None:
+    """How many classes labels are of, if they are class numbers: tokens of a language model, or those of a classifier."""
+    if not isinstance(model, PreTrainedModel) or not isinstance(target, Tensor) or target.is_floating_point():
+        return None
+    words = model.get_output_embeddings()
+    return int(model.config.num_labels if words is None else words.weight.shape[0])
 
 
 def _require_no_autocast() -> None:
@@ -129,9 +148,11 @@ class _Layout:
 
     def arrange(self, data: Any, argument: str) -> Any:
         """The data set with pairs in place of dicts; whatever is no data set of dicts as it is."""
-        if isinstance(data, (tuple, Mapping)) or not hasattr(data, "__getitem__") or not len(data):
-            return data
-        if not isinstance(data[0], Mapping):
+        first = None
+        if not isinstance(data, (tuple, Mapping)):
+            with contain_errors():  # `as_records` says that it cannot be read, and nothing of what is in it
+                first = data[0]
+        if not isinstance(first, Mapping):
             return data
         require_distinct(argument, data)
         return _Arranged(data, self)
@@ -171,8 +192,6 @@ class _Arranged(Dataset[Any]):
 @contextmanager
 def attend_apart(model: nn.Module) -> Iterator[None]:
     """Within this block the models of transformers in `model` attend without looking at the whole batch, and keep no caches."""
-    from transformers import PreTrainedModel
-
     _register_attention()
     with ExitStack() as undo:
         for part in model.modules():
@@ -187,10 +206,6 @@ def attend_apart(model: nn.Module) -> Iterator[None]:
 
 
 def _register_attention() -> None:
-    from transformers import AttentionInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
     def mask(*args: Any, **named: Any) -> Any:
         return sdpa_mask(*args, **(named | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}))
 

@@ -13,10 +13,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn import functional
 
+from apportion.domain import IGNORED
 from apportion.errors import InvalidArgument
 
-IGNORED = -100
-"""The label of a token that does not count, as in transformers and torch."""
 Reduction = Literal["mean", "sum"]
 
 
