@@ -99,6 +99,19 @@ def test_every_record_has_the_gradient_that_it_has_alone(kind):
     assert bool(choice.alone) == (kind == "T5")
 
 
+@every_kind
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_model_attends_to_the_same_in_another_way(kind, attention):
+    model = build(kind)
+    model.set_attn_implementation(attention)
+    inputs, _ = stacked(model, items(kind))
+    with torch.no_grad():
+        before = model(**inputs).logits
+        with attend_apart(model):
+            assert model.config._attn_implementation == ATTENTION
+            assert torch.allclose(model(**inputs).logits, before, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["BERT", "GPT-2", "T5"])
 @pytest.mark.parametrize("engine", ["vmap", "loop"])
 def test_the_engines_for_any_model_agree(kind, engine):
@@ -303,6 +316,33 @@ def test_a_cache_in_an_object_is_emptied_for_every_record():
             record = map_tensors(lambda tensor, i=i: tensor[i : i + 1], batch[0])
             expected = copy.deepcopy(fresh)(**record).logits
             assert torch.allclose(engine.forward(record).logits, expected)
+
+
+# -- attention ----------------------------------------------------------------------------------------------------------------------
+
+
+class OwnArithmetic(Head):
+    """Adds the mask that transformers makes, as it is right for one that holds 0 and −∞, and wrong for yes and no."""
+
+    def hidden(self, ids):
+        vectors = self.words(ids)
+        known = (ids != 0).long()
+        mask = transformers.masking_utils.create_causal_mask(self.config, vectors, known, None)
+        return ((vectors @ vectors.mT)[:, None] + mask).softmax(-1).mean(1).matmul(vectors).mean(1)
+
+
+@pytest.mark.parametrize("model", [lambda: build("T5"), lambda: OwnArithmetic()], ids=["T5", "own arithmetic"])
+def test_a_model_that_knows_other_ways_to_attend_keeps_its_own(model, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "apportion.integrations.hugging_face.train",
+        lambda model, *_, **__: seen.append(model.config._attn_implementation),
+    )
+    tried = model()
+    tried.set_attn_implementation("eager")
+    ap.integrations.fine_tune(tried, items("T5"), small_plan(), lr=0.1)
+    assert seen == ["eager" if isinstance(tried, OwnArithmetic) else ATTENTION]
+    assert tried.config._attn_implementation == "eager"
 
 
 # -- fine_tune ------------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,13 @@ from apportion.budget import Public
 from apportion.curator.distinct import require_distinct
 from apportion.curator.foreign_code import contain_errors
 from apportion.curator.records import as_records
+from apportion.curator.tree import drop_objects
 from apportion.domain import IGNORED, Domain
 from apportion.errors import InvalidArgument
 from apportion.extras import require_extra
 from apportion.integrations.model_loss import ModelLoss, given_losses
 from apportion.integrations.token_losses import base_model, predicts_next_token, usual_loss
+from apportion.models.synthetic import prepare_model, run_model, synthetic_batches, trees_agree
 from apportion.planning import Plan
 from apportion.training.evaluation import require_public
 from apportion.training.run import Run
@@ -99,7 +101,7 @@ def fine_tune(
         loss = usual_loss(model)
         if (classes := _count_classes(base_model(model), records.example[1])) is not None:
             options.setdefault("domain", Domain(classes=classes))
-    with attend_apart(model):
+    with attend_apart(model, records.example[0]):
         return train(model, loss or given_losses, records, plan, lr=lr, optimizer=optimizer, **options)
 
 
@@ -190,19 +192,38 @@ class _Arranged(Dataset[Any]):
 
 
 @contextmanager
-def attend_apart(model: nn.Module) -> Iterator[None]:
-    """Within this block the models of transformers in `model` attend without looking at the whole batch, and keep no caches."""
+def attend_apart(model: nn.Module, example: Any = None) -> Iterator[None]:
+    """Within this block the models of transformers in `model` attend without looking at the whole batch, and keep no caches.
+
+    Args:
+        example: inputs of one record. A model that would compute something else on records like it, because it knows only the ways to
+            attend that it names itself, stays as it is.
+    """
     _register_attention()
+    before = _padded_outputs(model, example)
     with ExitStack() as undo:
-        for part in model.modules():
-            if isinstance(part, PreTrainedModel):
-                if (attention := part.config._attn_implementation) in ("sdpa", "eager"):
-                    part.set_attn_implementation(ATTENTION)
-                    undo.callback(part.set_attn_implementation, attention)
-                if getattr(part.config, "use_cache", False):
-                    part.config.use_cache = False
-                    undo.callback(setattr, part.config, "use_cache", True)
+        with ExitStack() as switched:
+            for part in model.modules():
+                if isinstance(part, PreTrainedModel):
+                    if (attention := part.config._attn_implementation) in ("sdpa", "eager"):
+                        part.set_attn_implementation(ATTENTION)
+                        switched.callback(part.set_attn_implementation, attention)
+                    if getattr(part.config, "use_cache", False):
+                        part.config.use_cache = False
+                        undo.callback(setattr, part.config, "use_cache", True)
+            if trees_agree(_padded_outputs(model, example), before):
+                undo.push(switched.pop_all())
         yield
+
+
+def _padded_outputs(model: nn.Module, example: Any) -> Any:
+    """The outputs for synthetic records of different lengths; `None` without an example, or if the model does not run on such records."""
+    if example is not None:
+        subject = prepare_model(model)
+        for batch in synthetic_batches("data", example, subject, kind="padded"):
+            with suppress(Exception), torch.no_grad():
+                return drop_objects(run_model(subject, batch, seed=0))
+    return None
 
 
 def _register_attention() -> None:
