@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "advice": CORE | {"data", "reporting"},
     "tuning": CORE | {"compare"},
     "teachers": CORE | {"compare"},
+    "integrations": CORE,
     "cli": CORE | {"audit", "data", "reporting", "compare", "search", "statistics", "tuning", "teachers", "advice", ""},
     "__main__": {"cli"},
 }

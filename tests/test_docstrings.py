@@ -13,6 +13,7 @@ from apportion import (
     budget,
     clip,
     execution,
+    integrations,
     noise,
     request,
     sampling,
@@ -24,7 +25,7 @@ from apportion import (
 from apportion.strategies.tempering import Temper
 from apportion.training import metrics, named_losses
 
-ROOMS = (strategies, accounting, statistics, teachers, advice)
+ROOMS = (strategies, accounting, statistics, teachers, advice, integrations)
 STRATEGIES = [getattr(role, name) for role in (clip, noise) for name in role.__all__] + [Temper]
 
 

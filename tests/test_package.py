@@ -25,6 +25,7 @@ PARTS = (
     "audit",
     "clip",
     "data",
+    "integrations",
     "noise",
     "people",
     "recipes",
@@ -32,7 +33,7 @@ PARTS = (
     "teachers",
     "update",
 )  # the modules among the exported names
-BARE = ("cli", "reporting", "data", "compare", "search")  # the rooms that may need an extra
+BARE = ("cli", "reporting", "data", "compare", "search", "integrations")  # the rooms that may need an extra
 
 # The program runs as if the optional packages were not installed.
 WITHOUT_EXTRAS = f"""

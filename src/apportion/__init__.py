@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from apportion.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from apportion import accounting, audit, data, statistics, teachers
+    from apportion import accounting, audit, data, integrations, statistics, teachers
     from apportion.accounting.accountant import PrivacyLossAccountant
     from apportion.accounting.ledger import Ledger
     from apportion.advice.epsilon_candidates import advise
@@ -140,6 +140,7 @@ __all__ = [
     "clip",
     "data",
     "fix",
+    "integrations",
     "make_private",
     "noise",
     "pate",
@@ -179,6 +180,7 @@ __getattr__, __dir__ = lazy_names(
         ),
         "domain": ("Domain",),
         "execution": ("Execution",),
+        "integrations": (".",),
         "models.check": ("check",),
         "models.fix": ("fix",),
         "models.temper": ("TemperedSigmoid", "temper"),

@@ -11,6 +11,7 @@ EXTRAS = {
     "report": ("plotly", "jinja2"),
     "data": ("sklearn", "PIL", "platformdirs", "rich"),
     "tune": ("optuna",),
+    "hf": ("transformers", "peft"),
 }
 """The modules that come with each extra of the package."""
 

@@ -423,16 +423,24 @@ def test_a_longer_record_does_not_silence_the_others(books, how):
         assert float((more - total(Grows(how), Items(usual), books, micro_batch=2)).norm()) <= 1 + BOUND
 
 
+class Kept:
+    """An object of somebody's own class, as a cache is."""
+
+    seen = None
+
+
 def left_behind(how):
     class Leaves(nn.Module):
         def __init__(self):
             super().__init__()
             self.layer = nn.Linear(4, 3)
             self.register_buffer("nothing", None)
+            self.kept = Kept()
 
         def forward(self, x):
             seen = x.detach().mean(0)
             before = {
+                "object": lambda: self.kept.seen,
                 "buffer": lambda: self.nothing,
                 "new buffer": lambda: getattr(self, "late", None),
                 "module": lambda: self.late.bias.detach() if "late" in self._modules else None,
@@ -444,6 +452,8 @@ def left_behind(how):
                 self.register_buffer("late", seen)
             elif how == "module":
                 self.late = nn.Linear(1, 4)
+            elif how == "object":
+                self.kept.seen = seen
             else:
                 self.layer.eval()
             return self.layer(x if before is None else x + 100 * before)
@@ -453,7 +463,7 @@ def left_behind(how):
 
 
 @pytest.mark.parametrize("engine", ["one-pass", "loop"])
-@pytest.mark.parametrize("how", ["buffer", "new buffer", "module", "flag"])
+@pytest.mark.parametrize("how", ["buffer", "new buffer", "module", "flag", "object"])
 def test_what_a_module_leaves_in_other_places_is_gone_as_well(engine, how):
     own = build_engine(left_behind(how), engine)
     x = torch.randn(3, 4)

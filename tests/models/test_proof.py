@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from apportion.curator.clipping import as_gradients
 from apportion.curator.gradients.engine import EngineChoice, build_engine
 from apportion.curator.tree import call_model, map_tensors
+from apportion.errors import UnsupportedModel
 from apportion.models.engine_choice import choose_engine, prove_engine
 from apportion.models.gradient_probe import GradientProbe
 from apportion.models.proof import CannotTrace, TraceExample
@@ -406,3 +407,77 @@ def test_a_followed_tensor_is_of_no_use_outside():
     left = RecordTracer(7, apply_rule, torch.device("cpu")).trace_batch(NUMBERS)
     with pytest.raises(RecordsMayMix, match="left the run"):
         left + 1
+
+
+class Flagged(nn.Module):
+    """Returns its input and what Python code may decide by: 1.0, or something else for a record that no synthetic one is like."""
+
+    def __init__(self, otherwise):
+        super().__init__()
+        self.otherwise = otherwise
+
+    def forward(self, x):
+        return x, (1.0 if bool(x.max() < 50) else self.otherwise(x))
+
+
+def mixing_if_flagged(self, x):
+    value, flag = self.flagged(x)
+    return self.layer(value - value.mean(0) if isinstance(flag, torch.Tensor) or flag is None or flag < 1 else value)
+
+
+@pytest.mark.parametrize("otherwise", [lambda x: 0.0, lambda x: None, lambda x: x], ids=["value", "nothing", "tensor"])
+def test_what_a_module_that_runs_alone_returns_is_what_was_traced(otherwise):
+    """The rest of the model was traced with 1.0: for one record or for all that lead elsewhere, each runs alone."""
+    torch.manual_seed(0)
+    model = Written(mixing_if_flagged, flagged=Flagged(otherwise), layer=linear())
+    choice = together(model, NUMBERS)
+    assert choice.alone == ("flagged",)
+    usual, targets = torch.randn(5, 4), torch.randn(5, 3)
+    one, every = usual.clone(), usual + 100
+    one[0] = 60.0
+    for batch in (usual, one, every):
+        assert exact(model, choice, NUMBERS, batch, targets)
+
+
+class Kept:
+    """An object in which a module leaves something."""
+
+    def __init__(self):
+        self.seen = 0.0
+
+
+def test_a_module_that_is_handed_an_object_does_not_run_record_by_record():
+    class Adds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x, kept):
+            kept.seen = kept.seen + float(x.sum())
+            return self.layer(x) * kept.seen
+
+    torch.manual_seed(0)
+    model = Written(lambda self, x: self.out(self.adds(x, Kept())), adds=Adds(), out=linear())
+    choice = together(model, NUMBERS)
+    assert "adds" not in choice.alone
+    with pytest.raises(UnsupportedModel, match="called with an object"):
+        build_engine(model, EngineChoice("one-pass", alone=("adds",))).forward(torch.rand(5, 4))
+    assert exact(model, choice, NUMBERS, torch.rand(5, 4), torch.randn(5, 3))
+
+
+def test_a_list_of_modules_does_not_run_alone_because_nobody_calls_it():
+    class Asks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x, kept):
+            return self.layer(x) * (1.0 if float(x.sum()) > 0 else 2.0)
+
+    torch.manual_seed(0)
+    parts = nn.ModuleList([Asks()])
+    model = Written(lambda self, x: self.out(self.inner(x)), out=linear())
+    model.inner = Written(lambda self, x: self.parts[0](x, Kept()), parts=parts)
+    choice = together(model, NUMBERS)
+    assert choice.alone == ("inner",)
+    assert exact(model, choice, NUMBERS, torch.randn(5, 4), torch.randn(5, 3))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
@@ -35,6 +35,8 @@ from apportion.curator.tree import map_tensors
 
 Batch = tuple[Any, Any]
 """Inputs and targets of some records, stacked along a first dimension."""
+LABELS = "labels"
+"""The target of an item that is a dict, by its name in Hugging Face's data sets."""
 MIN_PIECE_RECORDS, MAX_PIECES = 64, 16
 """Pieces have 64 records, or more if a micro-batch would have over 16 pieces: each takes file descriptors until all are there."""
 
@@ -149,7 +151,9 @@ def read_items(data: Any, indices: list[int]) -> Sequence[Any]:
 
 
 def as_pair(item: Any) -> Batch:
-    """An item as (inputs, target), where several inputs are a tuple or a dict."""
+    """An item as (inputs, target), where several inputs are a tuple or a dict; of a dict with `labels` these are the target."""
+    if isinstance(item, Mapping):
+        return {name: value for name, value in item.items() if name != LABELS}, item[LABELS]
     inputs, target = item
     return tuple(inputs) if type(inputs) is list else inputs, target
 

@@ -22,7 +22,7 @@ from apportion.curator.dense_tensors import as_dense_tensor
 from apportion.curator.distinct import require_distinct
 from apportion.curator.foreign_code import contain_errors
 from apportion.curator.randomness import KEY_BYTES, Stream
-from apportion.curator.reader import Batch, Piece, Reader, Task, as_pair, join_pieces, read_items
+from apportion.curator.reader import LABELS, Batch, Piece, Reader, Task, as_pair, join_pieces, read_items
 from apportion.curator.tree import batch_size, map_tensors, tensor_leaves
 from apportion.curator.workers import Workers
 from apportion.errors import InvalidArgument
@@ -222,12 +222,13 @@ def _from_dataset(data: Any) -> Records:
         )
     if size == 0:
         raise InvalidArgument(_ARGUMENT, "an empty Dataset", "there is nothing to train on", "Check how it was loaded")
-    if not isinstance(first, (tuple, list)) or len(first) != 2:
+    named = isinstance(first, Mapping) and LABELS in first and len(first) > 1
+    if not named and (not isinstance(first, (tuple, list)) or len(first) != 2):
         raise InvalidArgument(
             _ARGUMENT,
             f"items of type {type(first).__name__}",
             "an item must be a pair (inputs, target), so that the loss of one record is defined",
-            "Return (inputs, target); inputs may be a dict or a tuple of tensors",
+            f"Return (inputs, target), where inputs may be a dict or a tuple of tensors; or a dict of inputs with {LABELS!r}",
         )
     require_distinct(_ARGUMENT, data)
     if (in_memory := _in_memory(data)) is not None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
+
+_PLAIN = (Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def map_tensors(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
@@ -20,6 +23,16 @@ def map_tensors(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 def tensor_leaves(tree: Any) -> list[Tensor]:
     """Every tensor of the structure, in order."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def is_plain(leaf: Any) -> bool:
+    """Whether a leaf is a tensor or a plain value. Any other object may hold something of a record where nobody looks for it."""
+    return isinstance(leaf, _PLAIN)
+
+
+def drop_objects(tree: Any) -> Any:
+    """The same structure with `None` in place of every object, as the cache of a language model is: it is not made of records."""
+    return tree_map(lambda leaf: leaf if is_plain(leaf) else None, tree)
 
 
 def batch_size(tree: Any) -> int:

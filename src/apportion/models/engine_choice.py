@@ -94,7 +94,7 @@ def prove_engine(model: nn.Module, mode: Mode, example: TraceExample, *, in_part
                 choice = replace(choice, losses_together=False)
             elif error.shared is not None:
                 choice = replace(choice, shared=(*choice.shared, error.shared))
-            elif in_part and (path := _smallest_untried(error.module, alone)):
+            elif in_part and (path := _smallest_untried(model, error.module, alone)):
                 alone = {one: why for one, why in alone.items() if not one.startswith(f"{path}.")}
                 alone[path] = error.reason
             else:
@@ -105,9 +105,15 @@ def prove_engine(model: nn.Module, mode: Mode, example: TraceExample, *, in_part
         choice = replace(choice, alone=tuple(alone), reasons=tuple(reasons))
 
 
-def _smallest_untried(module: str | None, alone: dict[str, str]) -> str | None:
-    """The module itself or, where it or one around it runs alone already and that did not help, the one around that."""
-    while module is not None and any(module == one or module.startswith(f"{one}.") for one in alone):
+def _smallest_untried(model: nn.Module, module: str | None, alone: dict[str, str]) -> str | None:
+    """The module itself or, where it or one around it runs alone already and that did not help, the one around that.
+
+    Lists of modules are passed over: nobody calls them.
+    """
+    while module is not None and (
+        any(module == one or module.startswith(f"{one}.") for one in alone)
+        or isinstance(model.get_submodule(module), (nn.ModuleList, nn.ModuleDict))
+    ):
         module = module.rpartition(".")[0] if module else None
     return module
 

@@ -179,7 +179,8 @@ def _require_batch_dimension(outputs: Tree) -> None:
             raise UnsupportedModel(
                 f"The model's {name} has shape {list(tensor.shape)} for a batch of {RECORDS} records: "
                 "its first dimension is not the batch, so no part of it belongs to one record. "
-                "Return only tensors with one entry for each record in front."
+                "Return only tensors with one entry for each record in front. A loss that a model computes from labels among its inputs "
+                "is one number for all of them: pass labels as the target, or use apportion.integrations.ModelLoss(model)."
             )
 
 

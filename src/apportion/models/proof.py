@@ -27,6 +27,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._pytree import tree_leaves
 
 from apportion.curator.gradients.engine import BuiltEngine, EngineChoice, build_engine
+from apportion.curator.gradients.fallback import output_kind
 from apportion.curator.gradients.losses import LossFunction
 from apportion.curator.gradients.one_pass import LayerCall, OnePass
 from apportion.curator.tree import map_tensors, tensor_leaves
@@ -216,6 +217,7 @@ def _trace(
         raise CannotTrace(
             f"its {tracer.stage} does not run without values ({said})", module, in_loss=tracer.stage == "loss"
         ) from error
+    tracer.path.alone_outputs = {path: [output_kind(one) for one in calls] for path, calls in outputs_alone.items()}
     return tracer.path
 
 

@@ -150,6 +150,8 @@ class Path:
     records: int
     operations: list[Operation] = field(default_factory=list)
     looks_at_count: bool = False
+    alone_outputs: dict[str, list[Any]] = field(default_factory=dict)
+    """What modules that run one record after the other returned, by module and call: only for outputs of this kind it is the path."""
 
     def find_difference(self, other: Path) -> str | None:
         """Why `other`, the beginning of a run with another number of records, is not the same path; `None` if it is."""

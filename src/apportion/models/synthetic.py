@@ -221,8 +221,11 @@ def select_records(batch: Tree, records: list[int]) -> Tree:
 
 def named_tensors(outputs: Any) -> list[tuple[str, torch.Tensor]]:
     """Every tensor of the outputs with a name such as `output['logits']`; None and numbers are passed over."""
-    leaves, _ = tree_flatten_with_path(outputs)
-    return [(f"output{keystr(path)}", leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
+    try:
+        named = [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(outputs)[0]]
+    except ValueError:  # outputs of early versions of transformers have leaves without names
+        named = [(f"[{number}]", leaf) for number, leaf in enumerate(tree_leaves(outputs))]
+    return [(f"output{name}", leaf) for name, leaf in named if isinstance(leaf, torch.Tensor)]
 
 
 def trees_agree(actual: Any, expected: Any, computed_in: torch.dtype | None = None) -> bool:

@@ -18,8 +18,10 @@ from torch.utils._pytree import tree_leaves
 
 from apportion.curator.clipping import Gradients, Rows
 from apportion.curator.gradients.engine import Engine, EngineChoice, build_engine
+from apportion.curator.gradients.fallback import OtherOutput
 from apportion.curator.gradients.losses import record_losses
 from apportion.curator.gradients.module_state import ModuleState
+from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.tree import batch_size, map_tensors, tensor_leaves
 from apportion.execution import Mode
 from apportion.models.check import copy_model
@@ -73,7 +75,11 @@ class VettedEngine:
     def forward(self, inputs: Any) -> Any:
         self._current = self._together if self._stay_apart(inputs) else self._reference_engine()
         self._record = map_tensors(_value_free, inputs)
-        return self._current.forward(inputs)
+        try:
+            return self._current.forward(inputs)
+        except OtherOutput:  # what would follow was not traced
+            self._current = self._reference_engine()
+            return self._current.forward(inputs)
 
     def record_losses(self, loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
         """As the engine; one after the other where the loss could not be traced for targets of this kind."""
@@ -113,6 +119,8 @@ class VettedEngine:
         if kind not in self._verdicts:
             self._verdicts[kind] = self._prove(record)
         path = self._verdicts[kind]
+        if path is not None and isinstance(self._together, OnePass):
+            self._together.proved_outputs = path.alone_outputs
         if path is None or not path.looks_at_count:
             return path is not None
         with_count = (batch_size(inputs), *kind)

@@ -156,6 +156,7 @@ def _answers(model: nn.Module, records: Records) -> tuple[Tensor, Tensor]:
             for start in range(0, len(records), _BATCH):
                 inputs, targets = records.batch(np.arange(start, min(start + _BATCH, len(records))))
                 outputs = call_model(model, inputs)
+                outputs = getattr(outputs, "logits", outputs)  # of a model of transformers
                 if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
                     kinds = f"outputs of {type(outputs).__name__}, targets of {type(targets).__name__}"
                     reason = "a metric is about one tensor of outputs and one of targets"

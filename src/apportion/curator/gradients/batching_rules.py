@@ -30,8 +30,10 @@ from torch.func import vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, redispatch_function
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 from apportion.curator.gradients.batching_forms import TRACEABLE_FORMS, without_padding
+from apportion.curator.tree import drop_objects
 from apportion.errors import UnsupportedModel
 
 
@@ -383,8 +385,20 @@ def guard_batching_rules() -> Iterator[None]:
 
 
 def vmap_records(function: Callable[..., Any], *arguments: Any) -> Any:
-    """`function` of every record alone, all at once: every tensor of the arguments and of the results has the records in front."""
+    """`function` of every record alone, all at once: every tensor of the arguments and of the results has the records in front.
+
+    What else it returns is the same for all records, because `vmap` runs it once; objects are dropped, as they may hold tensors.
+    """
     with warnings.catch_warnings(), guard_batching_rules():
         # Where torch loops over records inside one operator it says so on every call; the result is the same.
         warnings.filterwarnings("ignore", message="There is a performance drop")
-        return vmap(function, randomness="different")(*arguments)
+        rest: list[Any] = []
+
+        def tensors_only(*record: Any) -> list[Tensor]:
+            leaves, structure = tree_flatten(drop_objects(function(*record)))
+            rest[:] = structure, [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
+            return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+        rows = iter(vmap(tensors_only, randomness="different")(*arguments))
+        structure, others = rest
+        return structure.unflatten([next(rows) if other is None else other[0] for other in others])

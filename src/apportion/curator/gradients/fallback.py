@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from apportion.curator.gradients.batching_rules import vmap_records
 from apportion.curator.gradients.layer_use import MaterialisedUse, gradient_or_zeros
 from apportion.curator.gradients.module_state import ModuleState
-from apportion.curator.tree import map_tensors, tensor_leaves
+from apportion.curator.tree import drop_objects, is_plain, map_tensors, tensor_leaves
 from apportion.errors import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def run_under_vmap(module: nn.Module, path: str, names: Mapping[str, str], engin
             positional, keywords = structure.unflatten(own)
             with _original_forward(module):
                 output = functional_call(module, dict(own_copies), positional, keywords)
-            return map_tensors(lambda tensor: tensor.squeeze(0), output)
+            return map_tensors(lambda leaf: leaf.squeeze(0) if isinstance(leaf, Tensor) else leaf, output)
 
         outputs = vmap_records(run_record, copies, [leaves[index] for index in carried])
         use = MaterialisedUse(names, lambda _: {own: gradient_or_zeros(copies[own]) for own in names})
@@ -88,13 +88,48 @@ def run_in_loop(module: nn.Module, path: str, names: Mapping[str, str], engine: 
             )
             with _original_forward(module):
                 weights = {own: value[0] for own, value in own_copies.items()}
-                outputs.append(functional_call(module, weights, positional, keywords))
+                outputs.append(drop_objects(functional_call(module, weights, positional, keywords)))
+        _require_proved_outputs(path, outputs, engine.proved_outputs, len(calls))
         calls.append(map_tensors(_to_meta, outputs[0]))
         if names:
             engine.collect_alone(_looped_use(names, copies), [value for one in copies for value in one.values()])
         return map_tensors(lambda *parts: torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0], *outputs)
 
     module.forward = forward
+
+
+class OtherOutput(UnsupportedModel):
+    """A module that runs one record after the other returned something else than when its records were traced."""
+
+    def __init__(self, path: str):
+        super().__init__(
+            f"{path} returns other values, shapes or types for some records than for others, by which the rest of the model may "
+            "decide what it does with all of them"
+        )
+
+
+OutputKind = tuple[Any, tuple[Any, ...]]
+"""The structure of an output, and of every leaf what is the same for all records: shape and type of a tensor, or a value."""
+
+
+def output_kind(output: Any) -> OutputKind:
+    """All that Python code could decide by, apart from the values of tensors."""
+    leaves, structure = tree_flatten(output)
+    graded = torch.is_grad_enabled()
+    return structure, tuple(
+        (leaf.shape, leaf.dtype, leaf.requires_grad or not graded) if isinstance(leaf, Tensor) else (type(leaf), leaf)
+        for leaf in leaves
+    )
+
+
+def _require_proved_outputs(
+    path: str, outputs: list[Any], proved: Mapping[str, list[OutputKind]] | None, call: int
+) -> None:
+    """What follows was traced with outputs of one kind. Another kind, even of all records, may lead to what nobody has traced."""
+    kinds = [output_kind(output) for output in outputs]
+    expected = kinds if proved is None else proved.get(path, [])[call : call + 1]
+    if any(kind not in expected[:1] for kind in kinds):
+        raise OtherOutput(path)
 
 
 def _looped_use(names: Mapping[str, str], copies: list[dict[str, Tensor]]) -> MaterialisedUse:
@@ -110,6 +145,11 @@ def _to_meta(leaf: Any) -> Any:
 
 def _count_records(module: nn.Module, path: str, arguments: Any) -> int:
     """How many records a module is called with: all its tensors must have one row for each."""
+    if not all(map(is_plain, tree_leaves(arguments))):
+        raise UnsupportedModel(
+            f"{path} ({type(module).__name__}) is to run record by record and is called with an object, such as a cache, in which one "
+            "record would find what another has left"
+        )
     tensors = tensor_leaves(arguments)
     records = tensors[0].shape[0] if tensors and tensors[0].dim() else 0
     if not records or any(tensor.dim() == 0 or tensor.shape[0] != records for tensor in tensors):

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.utils._pytree import tree_flatten
 
-from apportion.curator.tree import batch_size, map_tensors
+from apportion.curator.tree import batch_size
 from apportion.errors import UnsupportedModel
 
 LossFunction = Callable[[Any, Any], Tensor]
@@ -22,22 +23,20 @@ def record_losses(loss_fn: LossFunction, outputs: Any, targets: Any, *, together
         together: under `vmap`; otherwise one after the other, for losses that have no batching rule.
     """
 
-    def alone(output: Any, target: Any) -> Tensor:
-        batch_of_one = map_tensors(
-            lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, (output, target)
-        )
-        return loss_fn(*batch_of_one).sum()
+    leaves, structure = tree_flatten((outputs, targets))
+    rows = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def alone(*record: Tensor) -> Tensor:
+        batch_of_one = list(leaves)
+        for index, tensor in zip(rows, record, strict=True):
+            batch_of_one[index] = tensor.unsqueeze(0)
+        return loss_fn(*structure.unflatten(batch_of_one)).sum()
 
     if together:
-        losses: Tensor = vmap(alone, randomness="different")(outputs, targets)
+        losses: Tensor = vmap(alone, randomness="different")(*(leaves[index] for index in rows))
         return losses
     records = range(batch_size(outputs))
-    return torch.stack(
-        [
-            alone(*map_tensors(lambda leaf, i=i: leaf[i] if isinstance(leaf, Tensor) else leaf, (outputs, targets)))
-            for i in records
-        ]
-    )
+    return torch.stack([alone(*(leaves[index][i] for index in rows)) for i in records])
 
 
 class ForeignParameter(UnsupportedModel):

@@ -1,16 +1,19 @@
 """The state of a model's modules: restored between micro-batches, and its structure, which must not change during a run.
 
 A module may store numbers, tensors or anything else in attributes, in buffers that it creates or replaces, in hooks or children that it
-adds, in lists, dicts and sets: a running mean, the last hidden state, a table that grows. With these, the records of one micro-batch would
-reach the gradients of another, bypassing clipping, or end a run that would not have ended without them. Changes inside an object of a
-user-defined class are not undone, nor are attributes of scripted modules.
+adds, in lists, dicts and sets, in attributes of objects: a running mean, the last hidden state, a table that grows, a cache. With
+these, the records of one micro-batch would reach the gradients of another, bypassing clipping, or end a run that would not have ended
+without them.
+Changes inside objects of the standard library or with `__slots__` are not undone, nor are attributes of scripted modules.
 """
 
 from __future__ import annotations
 
 import copy
+import sys
 from collections import deque
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -54,6 +57,9 @@ class ModuleState:
                 if not isinstance(value, tuple):
                     self._containers.append((owner, value, copy.copy(value)))
                 self._collect(owner, value.values() if isinstance(value, dict) else value, tensors, seen)
+            elif _has_attributes(value) and id(value) not in seen:
+                seen.add(id(value))
+                self._collect(owner, [vars(value)], tensors, seen)
 
     def find_change(self) -> tuple[nn.Module, str] | None:
         """The module and the name of the first attribute that has changed; `None` if none has."""
@@ -106,6 +112,13 @@ class StatelessLoss:
         self._state.restore()
         value: Tensor = self.loss(outputs, targets)
         return value
+
+
+def _has_attributes(value: Any) -> bool:
+    """Whether it is an object of somebody's own class, and no module: those have snapshots of their own."""
+    kind = type(value)
+    known = kind.__module__.partition(".")[0] in sys.stdlib_module_names and kind is not SimpleNamespace
+    return hasattr(value, "__dict__") and not known and not isinstance(value, (nn.Module, type))
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:

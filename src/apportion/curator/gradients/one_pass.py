@@ -27,7 +27,7 @@ from apportion.curator.gradients.losses import LossFunction, record_losses, requ
 from apportion.curator.gradients.module_state import ModelStructure, ModuleState
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.gradients.rounding import squared_row_norms
-from apportion.curator.tree import batch_size, call_arguments, map_tensors
+from apportion.curator.tree import batch_size, call_arguments, drop_objects, map_tensors
 from apportion.errors import UnsupportedModel, WrongOrder
 from apportion.execution import Mode
 
@@ -181,6 +181,8 @@ class OnePass:
 
     checker: RecordChecker | None = None
     """While the engine is traced (`proof.py`), checks everything whose rows must belong to one record each."""
+    proved_outputs: Mapping[str, list[Any]] | None = None
+    """Of what kind the outputs of modules that run alone were when records were traced, by module and call; `None` if that is not known."""
 
     def __init__(
         self,
@@ -301,7 +303,7 @@ class OnePass:
         self._uses, self._noted, self._leaves, self._collected = [], [], [], []
         self._records, self.outputs_alone, self._calls = batch_size(inputs), {}, Counter()
         positional, named = call_arguments(map_tensors(to_channels_last, inputs) if self._channels_last else inputs)
-        return self.scratch(*positional, **named)
+        return drop_objects(self.scratch(*positional, **named))
 
     def record_losses(self, loss_fn: LossFunction, outputs: Any, targets: Any) -> Tensor:
         """The loss of every record alone, (b,)."""

@@ -26,7 +26,7 @@ from apportion.curator.gradients.batching_rules import vmap_records
 from apportion.curator.gradients.layer_use import gradient_or_zeros
 from apportion.curator.gradients.losses import LossFunction, record_losses, require_own_leaves
 from apportion.curator.gradients.module_state import ModelStructure, ModuleState
-from apportion.curator.tree import batch_size, call_arguments, map_tensors
+from apportion.curator.tree import batch_size, call_arguments, drop_objects, map_tensors
 from apportion.errors import WrongOrder
 
 
@@ -92,7 +92,7 @@ class ReferenceGradients:
         self._restore_state()
         buffers = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
         output = functional_call(self.scratch, {**self._frozen, **buffers, **parameters}, positional, named)
-        return map_tensors(lambda leaf: leaf.squeeze(0) if isinstance(leaf, Tensor) else leaf, output)
+        return map_tensors(lambda leaf: leaf.squeeze(0) if isinstance(leaf, Tensor) else leaf, drop_objects(output))
 
     def sync_weights(self) -> None:
         """Take over the model's training flags and weights. Records get copies of these for the forward pass; what runs again in the

@@ -1,0 +1,26 @@
+"""Other people's tools: `fine_tune` for the models of Hugging Face's transformers and the adapters of peft.
+
+run = ap.integrations.fine_tune(model, dataset, plan, lr=1e-3)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from apportion.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from apportion.integrations.hugging_face import fine_tune
+    from apportion.integrations.model_loss import ModelLoss
+    from apportion.integrations.token_losses import causal_lm_loss, token_loss
+
+__all__ = ["ModelLoss", "causal_lm_loss", "fine_tune", "token_loss"]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "hugging_face": ("fine_tune",),
+        "model_loss": ("ModelLoss",),
+        "token_losses": ("causal_lm_loss", "token_loss"),
+    },
+)
