@@ -60,6 +60,7 @@ SMALL = WORK | PRICES | BOUNDS
 _LIMIT = "a limit on what is asked for; tests ask for more"
 _FORMAT = "the format of a file or of a key: no other value can be read"
 HARMLESS = {
+    "accounting.sharing._ROUNDS": "of a bisection, whose result is checked on the safe side",
     "curator.foreign_code.MAX_TEXT": "of a text for the owner of the data",
     "curator.problems.MAX_TEXTS": "of a list for the owner of the data",
     "execution.MAX_MICRO_BATCH": "a limit on micro-batches, which tests give sizes of their own and cross",
