@@ -34,17 +34,19 @@ MAY_IMPORT = {
     "audit": CORE,
     "data": FOUNDATION,
     "reporting": CORE,
-    "compare": CORE | {"data", "reporting", ""},
+    "compare": CORE | {"data", "reporting", "statistics", "tables", ""},
     "search": CORE | {"data", "compare", ""},
     "statistics": CORE,
     "advice": CORE | {"data", "reporting"},
+    "tables": CORE | {"statistics"},
     "tuning": CORE | {"compare"},
     "teachers": CORE | {"compare"},
     "integrations": CORE,
-    "cli": CORE | {"audit", "data", "reporting", "compare", "search", "statistics", "tuning", "teachers", "advice", ""},
+    "cli": CORE
+    | {"audit", "data", "reporting", "compare", "search", "statistics", "tables", "tuning", "teachers", "advice", ""},
     "__main__": {"cli"},
 }
-WITHOUT_TORCH = FOUNDATION | {"accounting", "strategies", "sampling", "planning", "statistics"}
+WITHOUT_TORCH = FOUNDATION | {"accounting", "strategies", "sampling", "planning", "statistics", "tables"}
 
 
 def room_of(path):

@@ -30,6 +30,7 @@ PARTS = (
     "people",
     "recipes",
     "statistics",
+    "tables",
     "teachers",
     "update",
 )  # the modules among the exported names

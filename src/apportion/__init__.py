@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from apportion.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from apportion import accounting, audit, data, integrations, statistics, teachers
+    from apportion import accounting, audit, data, integrations, statistics, tables, teachers
     from apportion.accounting.accountant import PrivacyLossAccountant
     from apportion.accounting.ledger import Ledger
     from apportion.advice.epsilon_candidates import advise
     from apportion.budget import Budget, Group, Public, Record, User
+    from apportion.compare.prediction import Predictor, load
     from apportion.domain import Domain
     from apportion.errors import (
         ApportionError,
@@ -112,6 +113,7 @@ __all__ = [
     "NormSum",
     "People",
     "Plan",
+    "Predictor",
     "PrivacyLossAccountant",
     "PrivacyViolation",
     "Public",
@@ -141,6 +143,7 @@ __all__ = [
     "data",
     "fix",
     "integrations",
+    "load",
     "make_private",
     "noise",
     "pate",
@@ -149,6 +152,7 @@ __all__ = [
     "recipes",
     "report",
     "statistics",
+    "tables",
     "teachers",
     "temper",
     "train",
@@ -166,6 +170,7 @@ __getattr__, __dir__ = lazy_names(
         "advice.epsilon_candidates": ("advise",),
         "audit": (".",),
         "budget": ("Budget", "Group", "Public", "Record", "User"),
+        "compare.prediction": ("Predictor", "load"),
         "data": (".",),
         "errors": (
             "ApportionError",
@@ -204,6 +209,7 @@ __getattr__, __dir__ = lazy_names(
             *("People", "SteeringUpdate", "Update", "ValidatedNoise"),
         ),
         "strategies.update": (".",),
+        "tables": (".",),
         "teachers": (".",),
         "teachers.pate": ("pate",),
         "training.named_losses": ("Loss",),

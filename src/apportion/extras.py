@@ -12,6 +12,7 @@ EXTRAS = {
     "data": ("sklearn", "PIL", "platformdirs", "rich"),
     "tune": ("optuna",),
     "hf": ("transformers", "peft"),
+    "tables": ("pyarrow",),
 }
 """The modules that come with each extra of the package."""
 

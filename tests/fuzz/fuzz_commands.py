@@ -15,8 +15,11 @@ from pathlib import Path
 
 import pytest
 import typer
+from safetensors.torch import save_file
 
 from apportion.cli.main import app, main
+from apportion.compare.table_models import build_table_model
+from apportion.tables import Encoding
 
 PATIENCE = 10.0
 """Seconds of computing after which a command hangs; sleeping, it may take six times as long, for other programs compute too."""
@@ -40,6 +43,7 @@ VALID = {
         "--ledger",
         "shared.sqlite",
     ),
+    "predict": ("table-run", "t.csv", "--out", "new.csv"),
     "compare": (*TRAINING, *BUDGET, "--recipe", "abadi", "--seed", "1", "--out", "new"),
     "plan": (
         "--recipe",
@@ -82,6 +86,10 @@ VALID = {
     "data list": ("--json",),
     "data fetch": ("mnist", "--data-dir", "new"),
     "data where": ("digits",),
+    "data schema": (
+        *("t.csv", "--private", "--epsilon", "0.5", "--delta", "1e-6", "--numbers", "age:0:120", "--texts", "sex"),
+        *("--categories", "ill=0,1", "--ledger", "shared.sqlite", "--out", "new.toml"),
+    ),
     "ledger limit": (
         "new.sqlite",
         "--name",
@@ -255,6 +263,7 @@ def build(folder):
         "def fails():\n    raise KeyError('a\\nb')\ndef data():\n    return (1, 2)\nfour = 4\n"
     )
     (folder / "broken.py").write_text("def model(:\n")
+    build_table(folder)
     shared = (
         "ledger",
         "limit",
@@ -277,6 +286,48 @@ def build(folder):
     (folder / "run" / "report.html").unlink()  # megabytes, to be copied for every command
     return Workshop(folder)
 
+
+def build_table(folder):
+    """A table, its schema, and a folder with a model that was trained on it."""
+    (folder / "t.csv").write_text(TABLE)
+    (folder / "t.toml").write_text(SCHEMA)
+    encoding = Encoding(folder / "t.toml", "ill")
+    encoding.save(folder / "table-run", model="linear")
+    weights = build_table_model("linear", encoding).state_dict()
+    save_file(weights, folder / "table-run" / "public" / "weights.safetensors")
+
+
+TABLE = "age,sex,dose,ill\n" + "".join(
+    f"{20 + number},{'MF'[number % 2]},{number / 10},{number % 2}\n" for number in range(40)
+)
+SCHEMA = """
+[columns.age]
+range = [18, 90]
+[columns.sex]
+categories = ["M", "F"]
+[columns.dose]
+range = [0, 10]
+missing = true
+[columns.ill]
+categories = [0, 1]
+"""
+TABLE_TRAINING = (
+    *("train", "--data", "t.csv", "--target", "ill", "--schema", "t.toml", "--model", "linear", "--sample-rate", "0.1"),
+    *(
+        "--steps",
+        "2",
+        "--epsilon",
+        "3",
+        "--delta",
+        "1e-5",
+        "--unit",
+        "record",
+        "--population",
+        "40",
+        "--no-count-usable",
+    ),
+    *("--holdout", "0.2", "--out", "new"),
+)
 
 EXPERIMENT = """
 title = "Two recipes"

@@ -12,7 +12,7 @@ import tomllib
 
 import numpy as np
 import pytest
-from fuzz_commands import BUDGET, EXPERIMENT, TRAINING
+from fuzz_commands import BUDGET, EXPERIMENT, SCHEMA, TABLE, TABLE_TRAINING, TRAINING
 from fuzz_share import share
 from fuzz_values import NUMBERS, damaged, documents, mutated
 from hypothesis import given
@@ -71,6 +71,59 @@ def test_experiments(workshop, tally):
     def check(content):
         line = ("compare", "mine.toml", "--out", "new", *shortened(content))
         tally(workshop.run(*line, files={"mine.toml": content}).refused)
+
+    check()
+
+
+# Tables
+
+
+def test_tables(workshop, tally):
+    """A file with any damage is refused for its structure, or trained on, whatever its records hold."""
+
+    @share(30)
+    @given(damaged(TABLE.encode()))
+    def check(content):
+        tally(workshop.run(*TABLE_TRAINING, files={"t.csv": content}).refused)
+
+    check()
+
+
+def test_records_of_tables(workshop, tally):
+    """What is damaged behind the header is never refused."""
+    header, rest = TABLE.encode().split(b"\n", 1)
+
+    @share(20)
+    @given(damaged(rest))
+    def check(content):
+        if content.strip():
+            assert not workshop.run(*TABLE_TRAINING, files={"t.csv": header + b"\n" + content}).refused
+
+    check()
+
+
+def test_schemas(workshop, tally):
+    written = mutated(tomllib.loads(SCHEMA)).filter(lambda document: isinstance(document, dict))
+    written = written.map(
+        lambda values: "\n".join(f"{toml(key)} = {toml(value)}" for key, value in values.items()).encode()
+    )
+
+    @share(30)
+    @given(written | damaged(SCHEMA.encode()))
+    def check(content):
+        tally(workshop.run(*TABLE_TRAINING, files={"t.toml": content}).refused)
+
+    check()
+
+
+def test_encodings(workshop, tally):
+    good = json.loads((workshop.original / "table-run/public/encoding.json").read_text())
+
+    @share(30)
+    @given(mutated(good).map(encoded) | damaged(encoded(good)))
+    def check(content):
+        line = ("predict", "table-run", "t.csv")
+        tally(workshop.run(*line, files={"table-run/public/encoding.json": content}).refused)
 
     check()
 

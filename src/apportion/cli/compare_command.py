@@ -28,7 +28,7 @@ SHORT_LIST = ("non-private", "abadi", "default")
 """What is compared if nobody says."""
 
 
-class Options(options.Scoring, options.Training):
+class Options(options.Table, options.Scoring, options.Training):
     """What is said about an experiment, instead of a file or beside it."""
 
     recipe: list[str] = option("Repeatable: names from `apportion recipes`.", "non-private, abadi, default")
@@ -67,7 +67,7 @@ def compare(
         reason = "a file or single recipes were named as well"
         raise InvalidArgument("all-recipes", True, reason, "Pass --data, or leave --all-recipes out")
     from_file = _read(file)
-    values = options.with_loss({"data": "digits"} | _override(from_file, said), loss)
+    values = options.with_loss({"data": "digits"} | _override(from_file, options.with_table(said)), loss)
     values["recipe"] = choose_recipes(from_file.get("recipe"), list(READY) if all_recipes else recipes, settings)
     plan = experiment(with_benchmark_budget(with_training_defaults(values)))
     plan.check()

@@ -19,6 +19,7 @@ from apportion.cli.check_command import check
 from apportion.cli.compare_command import compare
 from apportion.cli.pate_command import pate
 from apportion.cli.plan_command import plan
+from apportion.cli.predict_command import predict
 from apportion.cli.recipes_command import recipes
 from apportion.cli.report_command import report
 from apportion.cli.search_command import search
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 for _command in (
     train,
+    predict,
     compare,
     advise,
     plan,

@@ -110,6 +110,14 @@ class Scoring:
     evaluate_every: str = option('Measure after so many steps, or epochs: 50, "1 epoch".', "about 25 times a run")
 
 
+class Table:
+    """How a CSV or Parquet file is read."""
+
+    target: str = option("Of a table: the column to be predicted.")
+    schema: Path = option("Of a table: a TOML file that declares its columns; see `apportion data schema`.")
+    test: Path = option("Of a table: another one of the same form, declared public, to measure on.")
+
+
 class Training(Optimiser, Owners, Planned, Subject):
     """What an experiment may say."""
 
@@ -135,6 +143,20 @@ def declared_in(kind: type) -> Callable[[Command], Command]:
         return call
 
     return decorate
+
+
+def with_table(said: dict[str, Any]) -> dict[str, Any]:
+    """What was said, with that about a table in one place."""
+    given = {name: said[name] for name in Table.__annotations__ if name in said}
+    if not given:
+        return said
+    for name, example in (("schema", "patients.toml"), ("target", "outcome")):
+        if name not in given:
+            reason = "a table needs a schema, and one of its columns as the target"
+            raise InvalidArgument(name, None, reason, f"Pass --{name} {example}")
+    table = {name: value if name == "target" else value.resolve() for name, value in given.items()}
+    table |= {"path": Path(said["data"]).resolve()} if "data" in said else {}
+    return {name: value for name, value in said.items() if name not in given} | {"table": table}
 
 
 def default_spare(recipe: Recipe, steps: int) -> int:

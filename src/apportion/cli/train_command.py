@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from apportion import validate
 from apportion.budget import User
 from apportion.cli import options
 from apportion.cli.account_command import STATEMENT
@@ -22,11 +23,16 @@ from apportion.training.storage import PROBLEMS
 
 if TYPE_CHECKING:
     from apportion.compare.experiment import Experiment
+    from apportion.compare.held_out import HoldoutChoice
     from apportion.compare.run_settings import RunSettings
     from apportion.planning import Plan
 
 
-class Options(options.Scoring, options.Training):
+_HOLDOUT_SHARE = 0.05
+"""Of ε, for the score of held-out records, if nobody says."""
+
+
+class Options(options.Table, options.Scoring, options.Training):
     """What is said about a new run; a resumed one knows it."""
 
     plan: Path = option("Execute this plan, written by `apportion plan --out`.")
@@ -37,6 +43,8 @@ class Options(options.Scoring, options.Training):
         "fresh: lost steps are drawn and paid anew. exact: repeated bit for bit, from a key in secret/.", "fresh"
     )
     spare: int = option("Steps that can be taken again after a crash; they are paid for.", "a hundredth of the run")
+    holdout: float = option("Of a table: the part of the records that is held out, for one noisy score.")
+    holdout_epsilon: float = option("The part of --epsilon that this score costs.", "a twentieth")
     checkpoint_every: int = option("Steps between two checkpoints.", "a hundredth of the run")
 
 
@@ -55,6 +63,8 @@ def train(
 
     Example: apportion train --data digits --recipe lin-decay --epsilon 3 --delta 1e-5 --unit record --population 1437
 
+    Example: apportion train --data t.csv --target ill --schema t.toml --epsilon 2 --delta 1e-6 --unit record --population 4000
+
     Example: apportion plan --data digits --epsilon 3 --out plan.json; apportion train --data digits --plan plan.json
 
     After a crash: apportion train --resume runs/lin-decay-digits
@@ -62,6 +72,7 @@ def train(
     require_extra("report", *EXTRAS["report"])  # before anything is trained for it
     from apportion.compare.comparison import new_folder
     from apportion.compare.run_settings import RunSettings, load_settings
+    from apportion.compare.table_subject import require_table_choice
 
     if resume is not None:
         for name, value in said.items():
@@ -72,6 +83,9 @@ def train(
     if "data" not in said:
         fix = "Pass --data digits, or see `apportion data list`"
         raise InvalidArgument("data", None, "there is nothing to train on", fix)
+    said = options.with_table(said)
+    require_table_choice(said["data"], said.get("table"))
+    said, holdout = _hold_out(said)
     experiment, planned = _from_file(said) if "plan" in said else _from_options(said)
     if planned is None:
         warn_without_privacy(said["data"])
@@ -81,9 +95,43 @@ def train(
         ledger=said["ledger"].resolve() if "ledger" in said else None,
         recovery=said.get("recovery", "fresh"),
         every=said.get("checkpoint_every"),
+        holdout=holdout,
     )
-    folder = said.get("out") or new_folder(Path("runs"), f"{experiment.recipe[0].shown}-{said['data']}")
+    folder = said.get("out") or new_folder(Path("runs"), f"{experiment.recipe[0].shown}-{_shown(said)}")
     _run(request, folder, data_dir, as_json=as_json, resume=False)
+
+
+def _shown(said: dict[str, Any]) -> str:
+    """What the data is called: of a table the name of its file."""
+    return Path(said["data"]).name if "table" in said else str(said["data"])
+
+
+def _hold_out(said: dict[str, Any]) -> tuple[dict[str, Any], HoldoutChoice | None]:
+    """What is left for training if records are held out: a part of ε pays for their score, and a part of the population is missing."""
+    from apportion.compare.held_out import HoldoutChoice
+
+    if "holdout" not in said:
+        if "holdout_epsilon" in said:
+            reason = "it is the price of a score on held-out records, and none are"
+            raise InvalidArgument("holdout_epsilon", said["holdout_epsilon"], reason, "Pass --holdout 0.2 too")
+        return said, None
+    fraction = validate.in_open_unit("holdout", said["holdout"], "it is a part of the records", "Try --holdout 0.2")
+    for name in ("plan", "group"):
+        if name in said:
+            reason = "the score of held-out records is paid from --epsilon, and there is none"
+            raise InvalidArgument("holdout", fraction, reason, f"Leave --{name} out, or measure on public data: --test")
+    if "table" not in said or "test" in said["table"] or said.get("recipe") == ["non-private"]:
+        reason = "it is for private training on a table without public records to measure on"
+        raise InvalidArgument("holdout", fraction, reason, "Leave it out, or pass --schema and no --test")
+    if "epsilon" not in said or "population" not in said:
+        return said, None  # which is refused, with a better reason
+    total = validate.positive("epsilon", said["epsilon"], "it is the privacy loss to be spent", "Try --epsilon 3")
+    price = said.get("holdout_epsilon", _HOLDOUT_SHARE * total)
+    if not 0 < price < total:
+        reason = f"it must be positive, and a part of --epsilon {total:g}"
+        raise InvalidArgument("holdout_epsilon", price, reason, f"Try --holdout-epsilon {_HOLDOUT_SHARE * total:g}")
+    left = {"epsilon": total - price, "population": round(said["population"] * (1 - fraction))}
+    return said | left, HoldoutChoice(fraction=fraction, epsilon=price)
 
 
 def _from_options(said: dict[str, Any]) -> tuple[Experiment, Plan | None]:
@@ -140,23 +188,37 @@ def _describe(said: dict[str, Any], choice: dict[str, Any]) -> Experiment:
     if "seed" in said:
         values["seeds"] = [said["seed"]]
     shown = choice.get("label") or choice["name"]
-    described = experiment(with_training_defaults(values | {"recipe": [choice], "title": f"{shown} on {said['data']}"}))
+    described = experiment(with_training_defaults(values | {"recipe": [choice], "title": f"{shown} on {_shown(said)}"}))
     described.check()
     return described
+
+
+def _describe_score(score: dict[str, Any] | None) -> str:
+    if score is None:
+        return "There is no score of the held-out records: it was asked before a crash, or did not fit into the ledger."
+    error = "" if score["standard_error"] is None else f" ± {score['standard_error']:.4g}"
+    return f"Held-out {score['metric']}: {score['value']:.4g}{error}, with noise, for ε = {score['epsilon']:g} of the total."
 
 
 def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: bool, resume: bool) -> None:
     """Train, new or resumed, and show what came of it."""
     from apportion.compare.comparison import collect_results, run_recipe
+    from apportion.compare.held_out import ask_score, make_key, split_subject, with_score
     from apportion.planning import Plan
 
     experiment, plan = request.experiment, None if request.plan is None else Plan.from_json(request.plan)
-    subject = resolve(experiment.data, experiment.model, data_dir)
-    seed = experiment.seeds[0] if experiment.seeds else None
+    subject = resolve(experiment.data, experiment.model, data_dir, experiment.table)
+    seed, holdout, held = experiment.seeds[0] if experiment.seeds else None, request.holdout, None
+    if holdout is not None and plan is not None and not resume:
+        holdout.require_room(request.ledger, plan)
     with working_in(folder, lambda: f"go on with `apportion train --resume {folder}`"):
         if not resume:
             request.save(folder)
         try:
+            if holdout is not None and plan is not None:
+                if not resume:
+                    make_key(folder)
+                subject, held = split_subject(subject, holdout, folder, plan.budget.unit)
             run = run_recipe(
                 experiment,
                 experiment.recipe[0],
@@ -171,6 +233,10 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
             if not resume:
                 request.forget(folder)
             raise
+        if holdout is not None and plan is not None and held is not None:
+            score = ask_score(held, holdout, folder, plan.budget.unit, request.ledger, seed)
+            run = with_score(run, holdout, score, folder)
+            print_error_stream(_describe_score(score))
     show_results(collect_results(experiment.title, [run]), folder, as_json=as_json)
     if as_json:
         typer.echo(json.dumps(run.to_json(history=False)))

@@ -17,7 +17,9 @@ from torch.utils.data import Subset
 
 from apportion.budget import Public
 from apportion.compare.experiment import Experiment, RecipeChoice
+from apportion.compare.prediction import save_encoding
 from apportion.compare.resolve import Subject, resolve
+from apportion.compare.table_models import in_units
 from apportion.curator.gradients.losses import LossFunction
 from apportion.curator.records import as_records
 from apportion.curator.tree import call_model, map_tensors
@@ -61,7 +63,7 @@ def compare(
         skip_unfit: list a recipe that is refused for this model or these settings under `skipped`, with the reason, and go on.
     """
     experiment.check()
-    subject = resolve(experiment.data, experiment.model, data_dir)
+    subject = resolve(experiment.data, experiment.model, data_dir, experiment.table)
     runs, skipped = [], []
     for choice in experiment.recipe:
         for seed in experiment.seeds or (None,):
@@ -113,6 +115,8 @@ def run_recipe(
         scheduler = _scheduler(experiment.followed(choice), setup.sampling)
         result = _train_privately(setup, plan, scheduler, storage or Storage(folder), progress, probe)
         result = replace(result, details={**result.details, "folder": None if folder is None else str(folder)})
+        if folder is not None:
+            save_encoding(folder, subject, setup.recipe, choice.activation or experiment.activation)
     else:
         result = _train_without_privacy(setup)
     result = replace(result, seconds=round(time.perf_counter() - started, 3))
@@ -144,7 +148,7 @@ def _set_up(experiment: Experiment, choice: RecipeChoice, subject: Subject, seed
     model = subject.build(activation)
     if recipe.model is not None:
         model = temper(model, **asdict(recipe.model))
-    loss, metric = experiment.loss_function(), experiment.measured_by()
+    loss, metric = experiment.loss_function(), in_units(experiment.measured_by(), subject.encoding)
     evaluation = choose_evaluation(subject.test, metric, experiment.evaluate_every, sampling)
     settings = {"activation": activation, "lr": lr, "optimizer": optimizer, "momentum": momentum}
     settings |= experiment.describe_loss() | (
@@ -171,7 +175,7 @@ def _train_without_privacy(setup: _Setup) -> RunResult:
     model, steps, evaluation = setup.model, setup.sampling.steps, setup.evaluation
     if evaluation is not None:
         require_measurable(model, evaluation.data, metric=evaluation.metric)
-    records = as_records(setup.subject.train)
+    records = as_records(setup.subject.usable_train)
     updates = build_optimizer(model, setup.optimizer, setup.lr)
     generator = np.random.default_rng(setup.result.seed)
     size = max(1, round(setup.sampling.expected_batch_size))

@@ -16,12 +16,14 @@ _TRAINING: dict[str, dict[str, Any]] = {
 _WITHOUT_PRIVACY: dict[str, dict[str, Any]] = {
     "digits": {"optimizer": "momentum", "lr": 0.2},  # without clipping, the learning rate above diverges
 }
+_TABLE: dict[str, Any] = {"sample_rate": 0.1, "steps": 100, "lr": 2.0}
+"""For a table of any size. With a learning rate of 0.5 a hundred steps are too few: 69 % instead of 84 % on made-up patients."""
 _OTHERWISE: dict[str, Any] = {"batch_size": 512, "epochs": 10, "lr": 0.5}
 
 
 def with_training_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Fill in sampling rate, length and learning rate where both forms of them are missing."""
-    chosen = _TRAINING.get(str(values["data"]), _OTHERWISE)
+    chosen = _TRAINING.get(str(values["data"]), _OTHERWISE if values.get("table") is None else _TABLE)
     filled = dict(values)
     for pair in (("sample_rate", "batch_size"), ("steps", "epochs"), ("lr",)):
         if all(filled.get(name) is None for name in pair):

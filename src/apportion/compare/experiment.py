@@ -13,6 +13,7 @@ from apportion import validate
 from apportion.budget import Budget
 from apportion.compare.people import KINDS, PeopleSettings
 from apportion.compare.resolve import call_own, find_own, is_own
+from apportion.compare.table_subject import TableChoice
 from apportion.curator.gradients.losses import LossFunction
 from apportion.errors import InvalidArgument
 from apportion.planning import Plan, plan_steps
@@ -101,10 +102,12 @@ class Experiment(PeopleSettings):
         momentum: of the optimiser "sgd".
         count_usable: whether plans count usable records in their first steps.
         metric, evaluate_every: as of `apportion.train`; a metric may also be a person's own `module:function`.
+        table: how `data` is read if it is a CSV or Parquet file.
     """
 
     title: str = "Comparison"
     data: str
+    table: TableChoice | None = None
     model: str | None = None
     activation: str | None = None
     recipe: tuple[RecipeChoice, ...] = ()
@@ -145,13 +148,16 @@ class Experiment(PeopleSettings):
         declared = ("population", "batch_size", "epochs", "sample_rate", "steps")
         return Sampling.declare(**{name: getattr(self, name) for name in declared})
 
+    def _chosen_loss(self) -> LossChoice:
+        return self.loss or LossChoice(**({} if self.table is None else self.table.default_loss()))
+
     def loss_function(self) -> LossFunction:
-        """What is minimised: cross-entropy if nothing was said."""
-        return (self.loss or LossChoice()).loss()
+        """What is minimised: cross-entropy if nothing was said, of a table what fits its target."""
+        return self._chosen_loss().loss()
 
     def describe_loss(self) -> dict[str, Any]:
         """What is minimised, as results have it."""
-        chosen = self.loss or LossChoice()
+        chosen = self._chosen_loss()
         return {"loss": chosen.name} | ({} if chosen.weights is None else {"loss_weights": list(chosen.weights)})
 
     def measured_by(self) -> Metric:

@@ -109,6 +109,8 @@ class PeopleSettings(BaseModel):
 
 def _selector(what: str, path: Path | None, column: str | None, subject: Subject) -> Selector:
     file, name = ("group_labels", "group_column") if what == "group" else ("user_ids", "user_column")
+    if what == "user" and path is None and (owners := _table_owners(column, subject)) is not None:
+        return owners
     if (path is None) == (column is None):
         reason = f"one of --{file.replace('_', '-')} and --{name.replace('_', '-')} must say it of every record"
         raise InvalidArgument(file, None if path is None else str(path), reason, "Pass one of the two")
@@ -119,6 +121,19 @@ def _selector(what: str, path: Path | None, column: str | None, subject: Subject
         writers: list[int] = subject.writers.tolist()
         return writers
     return int(column) if column.isdecimal() else column
+
+
+def _table_owners(column: str | None, subject: Subject) -> Selector | None:
+    """Whose each record of a table is, by the column that its schema names."""
+    if subject.encoding is None or subject.table is None:
+        return None
+    unit = subject.encoding.schema.unit
+    if unit is None or column not in (None, unit):
+        reason = "in a table the schema names the column that says whose each record is"
+        raise InvalidArgument(
+            "user_column", column, reason, 'Write unit = "patient" into the schema, or pass --user-ids'
+        )
+    return subject.table.owners
 
 
 def read_entries(argument: str, path: Path) -> list[Any]:

@@ -20,11 +20,15 @@ from apportion.errors import ApportionError, InvalidArgument
 if TYPE_CHECKING:
     from torch import nn
 
+    from apportion.compare.table_subject import TableChoice
+    from apportion.tables.encoding import EncodedTable, Encoding
+
 
 @dataclass(frozen=True)
 class Subject:
     """What is trained on what: data, and a way to build a fresh model, `build()` or `build(activation)`; who wrote each record, where that
-    is known; which values records may have; and, secret, what was wrong with them when they were read."""
+    is known; which values records may have; and, secret, what was wrong with them when they were read. Of a table also how it is encoded,
+    and its records."""
 
     data_name: str
     model_name: str
@@ -35,12 +39,29 @@ class Subject:
     writers: Any = None
     domain: Domain | None = None
     problems: Mapping[str, int] = field(default_factory=dict)
+    encoding: Encoding | None = None
+    table: EncodedTable | None = None
+
+    @property
+    def usable_train(self) -> Any:
+        """The records that have a target, for training without privacy, which has no other way to leave a record out."""
+        return self.train if self.table is None else tuple(part[self.table.usable] for part in self.train)
 
 
-def resolve(data_name: str, model_name: str | None, data_dir: Path | None = None) -> Subject:
-    """Load the data and find the model. Nothing is trained."""
+def resolve(
+    data_name: str, model_name: str | None, data_dir: Path | None = None, table: TableChoice | None = None
+) -> Subject:
+    """Load the data and find the model. Nothing is trained.
+
+    Args:
+        table: how a CSV or Parquet file is read.
+    """
     from apportion.compare import networks as models
+    from apportion.compare.table_subject import require_table_choice, table_subject
 
+    require_table_choice(data_name, table)
+    if table is not None:
+        return table_subject(data_name, model_name, table)
     if is_own(data_name):
         train, test = own_data(data_name)
         if model_name is None or not is_own(model_name):

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from apportion.compare.experiment import Experiment
+from apportion.compare.held_out import HoldoutChoice, forget_key
 from apportion.errors import InvalidArgument
 from apportion.training.checkpoint import replace_file
 from apportion.training.storage import CHECKPOINT, Storage
@@ -23,6 +24,7 @@ class RunSettings(BaseModel):
         experiment: data, model and how it is trained.
         plan: what is executed, as `Plan.to_json` writes it; `None` for training without privacy.
         ledger, recovery, every: as of `Storage`.
+        holdout: which records of a table are held out.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -32,6 +34,7 @@ class RunSettings(BaseModel):
     ledger: Path | None = None
     recovery: str = "fresh"
     every: int | None = None
+    holdout: HoldoutChoice | None = None
 
     def storage(self, folder: Path, *, resume: bool) -> Storage:
         """Where the run is kept."""
@@ -50,6 +53,7 @@ class RunSettings(BaseModel):
         """Remove them again, unless the run has begun."""
         if not (folder / CHECKPOINT).exists():
             (folder / _FILE).unlink(missing_ok=True)
+            forget_key(folder)
 
 
 def load_settings(folder: Path) -> RunSettings:

@@ -8,6 +8,7 @@ The functions of this room are a curator of their own: they read private values,
 from apportion.statistics.personal import Adaptive, Exponential, Method, Part, Partition, Sample
 from apportion.statistics.questions import count, histogram, mean, quantile
 from apportion.statistics.statistic import Statistic, class_weights
+from apportion.statistics.thresholded import categories
 
 __all__ = [
     "Adaptive",
@@ -17,6 +18,7 @@ __all__ = [
     "Partition",
     "Sample",
     "Statistic",
+    "categories",
     "class_weights",
     "count",
     "histogram",

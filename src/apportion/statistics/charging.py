@@ -1,8 +1,11 @@
 """A statistic is charged as a whole, before a coin is tossed: one admission and one charge in the ledger of the data set.
 
-All mechanisms of this room are pure, (ε, 0)-DP, and an (ε, 0)-DP release is dominated by the event of one `Choice(ε)`. In a ledger with the
-rule "sum" it costs ε and no δ; with the rule "gaussian" what its curve costs. With several budgets the largest ε is charged: it holds for
-everybody.
+All mechanisms of this room but one are pure, (ε, 0)-DP, and an (ε, 0)-DP release is dominated by the event of one `Choice(ε)`. In a ledger
+with the rule "sum" it costs ε and no δ; with the rule "gaussian" what its curve costs. With several budgets the largest ε is charged: it
+holds for everybody.
+
+`categories` is (ε, δ)-DP: dominated by "with probability δ the records themselves, otherwise `Choice(ε)`". So it costs δ besides: under the
+rule "sum" as δ, and under the rule "gaussian" as a failure, −ln(1 − δ), because failures of independent releases add up in that form.
 """
 
 from __future__ import annotations
@@ -38,13 +41,21 @@ class Receipt:
     left: float | None
 
 
-def charge(of: str, epsilon: float, budget: Budget, storage: Storage | str | Path | None, seed: int | None) -> Receipt:
-    """Write the charge of ε down, durably, or refuse it; only then hand out random bits."""
+def charge(
+    of: str,
+    epsilon: float,
+    budget: Budget,
+    storage: Storage | str | Path | None,
+    seed: int | None,
+    delta: float = 0.0,
+) -> Receipt:
+    """Write the charge of (ε, δ) down, durably, or refuse it; only then hand out random bits."""
     randomness = Randomness.choose(seed)
     books = _open_books(_read_storage(storage), randomness.private)
     try:
-        event = Event(1.0, math.inf, (Choice(epsilon),))
-        run = books.admit([event], _price(books, event, epsilon, budget), os.urandom(8).hex(), f"statistic: {of}")
+        event, price = _event(epsilon), price_statistic(books, epsilon, budget, delta)
+        terms = f"statistic: {of}" + (f", delta = {delta!r}" if delta else "")
+        run = books.admit([event], price, os.urandom(8).hex(), terms)
         books.append(event, run, 1)
         left = None if books.rule is None else books.rule.epsilon(books.left())
     finally:
@@ -52,10 +63,19 @@ def charge(of: str, epsilon: float, budget: Budget, storage: Storage | str | Pat
     return Receipt(randomness.next_draw(), randomness.private, left)
 
 
-def _price(books: Ledger, event: Event, epsilon: float, budget: Budget) -> Cost:
+def _event(epsilon: float) -> Event:
+    return Event(1.0, math.inf, (Choice(epsilon),))
+
+
+def price_statistic(books: Ledger, epsilon: float, budget: Budget, delta: float = 0.0) -> Cost:
+    """What an (ε, δ)-DP statistic costs against the limit of a data set.
+
+    Args:
+        budget: says which unit is protected.
+    """
     if isinstance(books.rule, SumOfRuns):
-        return replace(books.price(budget, budget), main=epsilon, failure=0.0)  # pure: no part of δ is used
-    return books.price({event: 1}, budget)
+        return replace(books.price(budget, budget), main=epsilon, failure=delta)  # a pure one uses no part of δ
+    return books.price({_event(epsilon): 1}, budget) + Cost(failure=-math.log1p(-delta))
 
 
 def _read_storage(storage: Any) -> Storage:

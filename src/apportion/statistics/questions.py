@@ -44,6 +44,7 @@ class Terms(TypedDict, total=False):
     storage: the ledger of the data set, as a path or `apportion.Storage(ledger=...)`; or a new folder for a ledger of its own; in memory
         otherwise.
     seed: for tests. The answer is then not private.
+    pooled: declare that the column has one value for each user, pooled from that user's records, for a budget with unit=apportion.User().
     """
 
     budget: Budget
@@ -52,6 +53,7 @@ class Terms(TypedDict, total=False):
     method: Method | Exponential | None
     storage: Storage | str | Path | None
     seed: int | None
+    pooled: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +93,9 @@ def _ask(of: str, records: int, terms: Terms, methods: tuple[type, ...]) -> _Ask
         name = min(unknown)
         validate.known(name, name, Terms.__annotations__, "there is no such argument")
     budget = require_budget("budget", terms.get("budget"))
-    if type(budget.unit) is not Record:
+    if type(budget.unit) is not Record and terms.get("pooled") is not True:
         reason = "a statistic protects single values; somebody with several of them would be protected less"
-        fix = "Use unit=apportion.Record(), on a column with one value for each person"
+        fix = "Use unit=apportion.Record(), on a column with one value for each person, or pool the values and say pooled=True"
         raise InvalidArgument("budget.unit", budget.unit.name, reason, fix)
     epsilons = terms.get("epsilons")
     labels = terms.get("labels") if epsilons is not None else terms.get("labels", budget.labels)

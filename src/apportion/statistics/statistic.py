@@ -24,6 +24,8 @@ class Statistic:
         paid: ε of each group, for data sets that differ in one of its members.
         left: ε that the data set's ledger has left; `None` without a limit.
         private: `False` if a seed made the noise predictable.
+        classes: the texts that `value` counts, of `categories`.
+        delta: δ that was charged besides; 0 of all but `categories`.
     """
 
     of: str
@@ -34,6 +36,8 @@ class Statistic:
     paid: Mapping[str, float]
     left: float | None = None
     private: bool = True
+    classes: tuple[str, ...] = ()
+    delta: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""

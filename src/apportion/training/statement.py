@@ -205,6 +205,11 @@ def as_markdown(facts: dict[str, Any]) -> str:
         }
     if users := facts.get("users"):
         rows["records of a user"] = users["rule"] + ("" if users["k_max"] is None else f"; k_max = {users['k_max']}")
+    if held := facts.get("holdout"):
+        rows["score of held-out records"] = (
+            f"one noisy number about {held['fraction']:.3g} of the records, for ε = {held['epsilon']:g} besides: model and score together "
+            f"have ε = {facts['epsilon'] + held['epsilon']:.4f}"
+        )
     lines += [f"| {key} | {value} |" for key, value in rows.items()]
     if groups := facts.get("groups"):
         lines += [

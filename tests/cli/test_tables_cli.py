@@ -1,0 +1,301 @@
+"""A table on the command line: train, hold out, predict, draft a schema; and what is refused."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import apportion as ap
+from apportion.accounting.ledger import Ledger
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tables"))
+from made_tables import SCHEMA, patients
+
+FAST = ("--model", "linear", "--sample-rate", "0.1", "--steps", "3")
+BUDGET = ("--epsilon", "2", "--delta", "1e-6", "--population", "400")
+RECORD = ("--unit", "record")
+TABLE = ("--data", "t.csv", "--target", "ill", "--schema", "t.toml")
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "t.csv").write_text(patients(400))
+    (tmp_path / "new.csv").write_text(patients(5, seed=1))
+    (tmp_path / "t.toml").write_text(SCHEMA)
+    return tmp_path
+
+
+def train(apportion, *more, table=TABLE, unit=RECORD):
+    code, out, err = apportion("train", *table, *FAST, *BUDGET, *unit, "--json", "--out", "run", *more)
+    assert code == 0, err
+    return json.loads(out.splitlines()[-1]), err
+
+
+def test_from_a_csv_file_to_predictions(apportion, files):
+    run, _ = train(apportion)
+    assert 0 < run["epsilon"] <= 2
+    assert run["test_accuracy"] is None
+    assert run["data"] == "t.csv"
+    assert "holdout" not in run
+    saved = json.loads((files / "run/public/encoding.json").read_text())
+    assert (saved["target"], saved["model"]) == ("ill", "linear")
+
+    code, out, err = apportion("predict", "run", "new.csv", "--json", "--out", "predictions.csv")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["classes"] == ["0", "1"]
+    assert set(found["predictions"]) <= {"0", "1"}
+    assert all(sum(row) == pytest.approx(1, abs=1e-5) for row in found["probabilities"])
+    header, *lines = (files / "predictions.csv").read_text().splitlines()
+    assert header == "ill,probability of 0,probability of 1"
+    assert [line.split(",")[0] for line in lines] == found["predictions"]
+    predictor = ap.load("run")
+    assert predictor.predict("new.csv") == found["predictions"]
+    assert predictor.probabilities(files / "new.csv") == pytest.approx(np.array(found["probabilities"]), abs=1e-6)
+
+    (files / "new.csv").write_text("age,sex,dose\n54,M\n54,X,\n")
+    code, out, _ = apportion("predict", "run", "new.csv")
+    assert (code, out.splitlines()[1]) == (0, ",,")
+    assert out.splitlines()[2][0] in "01"
+
+
+def test_a_public_table_measures_accuracy(apportion, files):
+    (files / "public.csv").write_text(patients(100, seed=2))
+    assert 0 <= train(apportion, "--test", "public.csv")[0]["test_accuracy"] <= 1
+
+
+def test_values_of_private_records_change_no_exit_code_and_no_word(apportion, files):
+    lines = patients(400).splitlines()
+    said = []
+    for number, garbage in enumerate(["54,M,1,1", 'x,"y,,9', "\x00", "1e999,?,nan,3", "a,b,c,d,e,f,g"]):
+        (files / "t.csv").write_text("\n".join([lines[0], garbage, *lines[2:]]), encoding="utf-8")
+        out = ("--out", f"run{number}")
+        code, _, err = apportion("train", *TABLE, *FAST, *BUDGET, *RECORD, "--seed", "0", *out)
+        assert code == 0
+        said.append(err.replace(f"run{number}", "run"))
+    assert len(set(said)) == 1
+
+
+def test_a_number_is_predicted_in_its_own_range(apportion, files):
+    text = patients(300, header="age,sex,dose,cost")
+    (files / "t.csv").write_text(text)
+    (files / "t.toml").write_text(
+        SCHEMA.replace("[columns.ill]\ncategories = [0, 1]", "[columns.cost]\nrange = [18, 140]")
+    )
+    table = ("--data", "t.csv", "--target", "cost", "--schema", "t.toml")
+    run, _ = train(apportion, "--holdout", "0.3", table=table)
+    assert run["holdout"]["metric"] == "mae"
+    assert 0 <= run["holdout"]["value"] == run["test_mae"] <= 122
+    assert run["test_accuracy"] is None
+    code, out, _ = apportion("predict", "run", "t.csv", "--json")
+    assert code == 0
+    assert all(18 <= one <= 140 for one in json.loads(out)["predictions"])
+    with pytest.raises(ap.InvalidArgument, match="no probabilities"):
+        ap.load("run").probabilities("t.csv")
+
+
+@pytest.fixture
+def ledger(apportion, files):
+    def declare(epsilon, unit="record"):
+        limit = ("--name", "p", "--epsilon", epsilon, "--delta", "1e-5", "--unit", unit, "--rule", "sum")
+        assert apportion("ledger", "limit", "p.sqlite", *limit)[0] == 0
+        return files / "p.sqlite"
+
+    return declare
+
+
+def spent(path):
+    books = Ledger.open(path)
+    found = [(run.terms, run.cost.main) for run in books.runs()]
+    books.close()
+    return found
+
+
+def test_training_and_score_share_the_budget(apportion, files, ledger):
+    path = ledger("3")
+    run, err = train(apportion, "--holdout", "0.25", "--holdout-epsilon", "0.4", "--ledger", "p.sqlite")
+    (_, trained), (terms, score) = spent(path)
+    assert terms == "statistic: mean"
+    assert score == 0.4
+    assert trained <= 1.6
+    assert run["epsilon"] == pytest.approx(trained + score, abs=1e-6)
+    assert run["target_epsilon"] == 2
+    assert run["population"] == 300
+    held = json.loads((files / "run/public/holdout.json").read_text())
+    assert held["epsilon"] == 0.4
+    assert run["test_accuracy"] == held["value"]
+    assert "Held-out accuracy" in err
+    facts = json.loads((files / "run/public/privacy.json").read_text())
+    assert facts["holdout"] == run["holdout"]
+    assert f"together have ε = {facts['epsilon'] + 0.4:.4f}" in (files / "run/public/privacy.md").read_text()
+    code, _, _ = apportion("train", "--resume", "run", "--json")
+    assert code == 0
+    assert len(spent(path)) == 2, "a score is asked once"
+    (files / "run/public/holdout.json").unlink()
+    code, _, err = apportion("train", "--resume", "run", "--json")
+    assert (code, len(spent(path))) == (0, 2), "also if its answer was lost"
+    assert "There is no score" in err
+
+
+def test_a_score_that_does_not_fit_is_refused_before_anything_is_charged(apportion, files, ledger):
+    path = ledger("1.95")
+    more = ("--holdout", "0.2", "--ledger", "p.sqlite", "--out", "refused")
+    code, _, err = apportion("train", *TABLE, *FAST, *BUDGET, *RECORD, *more)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "does not cover" in err
+    assert spent(path) == []
+    assert not (files / "refused").exists()
+
+
+def test_users_are_held_out_as_a_whole(apportion, files, ledger):
+    ledger("2", "user")
+    (files / "t.csv").write_text(patients(400, header="patient,age,sex,dose,ill"))
+    (files / "t.toml").write_text('unit = "patient"\n' + SCHEMA)
+    run, _ = train(apportion, "--holdout", "0.2", "--ledger", "p.sqlite", unit=("--unit", "user"))
+    assert run["unit"] == "user"
+    assert run["holdout"]["epsilon"] == pytest.approx(0.1)
+
+
+def test_a_refused_run_leaves_no_key(apportion, files):
+    code, _, err = apportion(
+        "train", *TABLE, *FAST, *BUDGET, *RECORD, "--holdout", "0.2", "--out", "new/run", "--optimizer", "nonsense"
+    )
+    assert code == 2, err
+    assert not (files / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--target", "nothing"), "no such column"),
+        (("--schema", "none.toml"), "No such file"),
+        (("--schema", "t.csv"), "not valid TOML"),
+        (("--data", "none.csv"), "no such file"),
+        (("--data", "digits"), "describes the columns of a CSV"),
+        (("--test", "bad.csv"), "declared public, and in record 1"),
+        (("--test", "none.csv"), "no such file"),
+        (("--holdout", "1"), "strictly between 0 and 1"),
+        (("--holdout", "0.2", "--holdout-epsilon", "2"), "a part of --epsilon 2"),
+        (("--holdout", "0.2", "--test", "t.csv"), "without public records"),
+        (("--holdout", "0.2", "--recipe", "non-private"), "private training"),
+        (("--holdout-epsilon", "0.2"), "Pass --holdout"),
+        (("--model", "cnn"), "needs images"),
+        (("--user-column", "age", "--unit", "user"), "unit = "),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_leaves_nothing(more, words, apportion, files):
+    (files / "bad.csv").write_text("age,sex,dose,ill\n54,M,1,2\n")
+    code, _, err = apportion("train", *TABLE, *FAST, *BUDGET, *RECORD, *more)
+    assert (code, len(err.splitlines())) == (2, 1), err
+    assert words in err
+    assert not (files / "runs").exists()
+
+
+@pytest.mark.parametrize("left_out", ["--target", "--schema"])
+def test_both_must_be_said(left_out, apportion, files):
+    said = [one for pair in zip(TABLE[::2], TABLE[1::2], strict=True) if pair[0] != left_out for one in pair]
+    code, _, err = apportion("train", *said, *BUDGET, *RECORD)
+    assert code == 2
+    assert f"Pass {left_out}" in err
+    code, _, err = apportion("train", "--data", "t.csv", *BUDGET, *RECORD)
+    assert (code, "must be declared" in err) == (2, True)
+
+
+def test_tables_can_be_compared(apportion, files):
+    (files / "public.csv").write_text(patients(50, seed=2))
+    (files / "t.csv").write_text(patients(200) + "54,M,1,5\n")
+    (files / "e.toml").write_text(
+        'data = "t.csv"\nlr = 2.0\nrecipe = ["non-private", "abadi"]\nepsilon = 2.0\ndelta = 1e-6\nunit = "record"\npopulation = 200\n'
+        'sample_rate = 0.1\nsteps = 2\n[table]\ntarget = "ill"\nschema = "t.toml"\ntest = "public.csv"\n'
+    )
+    code, out, err = apportion("compare", "e.toml", "--json", "--model", "linear")
+    assert code == 0, err
+    assert all(0 <= run["test_accuracy"] <= 1 for run in json.loads(out.splitlines()[-1])["runs"])
+
+
+@pytest.fixture
+def run(apportion, files):
+    train(apportion)
+    return files / "run"
+
+
+def refused(apportion, words, *arguments):
+    code, _, err = apportion("predict", *(arguments or ("run", "new.csv")))
+    assert (code, len(err.splitlines())) == (2, 1), err
+    assert words in err
+
+
+def test_predictions_of_a_folder_that_does_not_fit_are_refused(apportion, files, run):
+    refused(apportion, "no such file", "run", "none.csv")
+    refused(apportion, "holds no public/encoding.json", "folder", "new.csv")
+    (files / "other.csv").write_text("age,sex\n1,M\n")
+    refused(apportion, "lacks 'dose'", "run", "other.csv")
+    encoding = run / "public/encoding.json"
+    usual = json.loads(encoding.read_text())
+    for change in (
+        {"model": "mlp"},
+        {"schema": usual["schema"] | {"columns": {**usual["schema"]["columns"], "x": {"range": [0, 1]}}}},
+    ):
+        encoding.write_text(json.dumps(usual | change))
+        (files / "x.csv").write_text("age,sex,dose,x\n1,M,1,1\n")
+        refused(apportion, "another model", "run", "x.csv")
+    for content in ("", "{}", "[]", json.dumps(usual | {"format": 9}), json.dumps(usual | {"target": "none"})):
+        encoding.write_text(content)
+        refused(apportion, "damaged")
+    encoding.write_text(json.dumps(usual | {"model": None}))
+    refused(apportion, "how its model is built")
+    encoding.write_text(json.dumps(usual | {"temper": {"nonsense": 1}}))
+    refused(apportion, "damaged")
+    encoding.write_text(json.dumps(usual))
+    (run / "public/averaged.safetensors").write_bytes(b"nonsense")
+    refused(apportion, "cannot be read")
+    shutil.rmtree(run / "public")
+    (run / "public").mkdir()
+    encoding.write_text(json.dumps(usual))
+    refused(apportion, "no weights")
+
+
+def test_a_schema_is_drafted_from_public_data(apportion, files):
+    code, out, err = apportion("data", "schema", "t.csv", "--from-public", "new.csv", "--out", "draft.toml")
+    assert (code, out) == (0, ""), err
+    assert ap.tables.Schema.read(files / "draft.toml").columns["sex"].categories == ("F", "M")
+    code, _, err = apportion("data", "schema", "t.csv", "--from-public", "new.csv", "--out", "draft.toml")
+    assert (code, "a file already" in err) == (2, True)
+
+
+def test_a_schema_is_drafted_privately(apportion, files):
+    limit = ("--name", "p", "--epsilon", "1", "--delta", "1e-5", "--unit", "record", "--rule", "sum")
+    assert apportion("ledger", "limit", "p.sqlite", *limit)[0] == 0
+    asked = ("--numbers", "age:0:120", "--texts", "sex", "--categories", "ill=0,1", "--ledger", "p.sqlite")
+    line = ("data", "schema", "t.csv", "--private", "--epsilon", "0.7", "--delta", "1e-6", *asked)
+    code, out, err = apportion(*line)
+    assert code == 0, err
+    (files / "draft.toml").write_text(out)
+    schema = ap.tables.Schema.read(files / "draft.toml")
+    assert schema.columns["ill"].categories == ("0", "1")
+    assert "dose" in schema.ignore
+    assert "epsilon = 0.7 and delta = 1e-06" in out
+    code, _, err = apportion(*line)
+    assert (code, "does not cover" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ((), "either from public data or privately"),
+        (("--private", "--from-public", "new.csv"), "either from public data or privately"),
+        (("--from-public", "new.csv", "--epsilon", "1"), "costs nothing"),
+        (("--private", "--numbers", "age:0:1"), "your decision"),
+        (("--private", "--epsilon", "1"), "nothing to ask"),
+        (("--private", "--epsilon", "1", "--numbers", "age:0"), "NAME:LOW:HIGH"),
+        (("--private", "--epsilon", "1", "--numbers", "age:a:b"), "NAME:LOW:HIGH"),
+        (("--private", "--epsilon", "1", "--categories", "sex"), "NAME=A,B"),
+    ],
+)
+def test_a_draft_that_makes_no_sense_is_refused(more, words, apportion, files):
+    code, _, err = apportion("data", "schema", "t.csv", *more)
+    assert (code, len(err.splitlines())) == (2, 1), err
+    assert words in err
