@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from apportion.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from apportion import accounting, audit, data, integrations, statistics, teachers
+    from apportion import accounting, audit, data, integrations, sklearn, statistics, teachers
     from apportion.accounting.accountant import PrivacyLossAccountant
     from apportion.accounting.ledger import Ledger
     from apportion.advice.epsilon_candidates import advise
@@ -148,6 +148,7 @@ __all__ = [
     "plan",
     "recipes",
     "report",
+    "sklearn",
     "statistics",
     "teachers",
     "temper",
@@ -191,6 +192,7 @@ __getattr__, __dir__ = lazy_names(
             *("ClippedSum", "Event", "FirstGain", "Frame", "Line", "LowestLoss", "NormSum", "Released", "Request"),
             *("GroupFactors", "UnclippedCount", "UsableCount"),
         ),
+        "sklearn": (".",),
         "statistics": (".",),
         "strategies.citations": ("cite",),
         "strategies.clip": (".",),
