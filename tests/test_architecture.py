@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "reporting": CORE,
     "compare": CORE | {"data", "reporting", "statistics", "tables", ""},
     "search": CORE | {"data", "compare", ""},
+    "sklearn": CORE,
     "statistics": CORE,
     "advice": CORE | {"data", "reporting"},
     "tables": CORE | {"statistics"},

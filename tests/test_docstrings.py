@@ -22,6 +22,7 @@ from apportion import (
     teachers,
     validate,
 )
+from apportion.sklearn import private_estimators
 from apportion.strategies.tempering import Temper
 from apportion.training import metrics, named_losses
 
@@ -30,7 +31,7 @@ STRATEGIES = [getattr(role, name) for role in (clip, noise) for name in role.__a
 
 
 def modules():
-    yield from (budget, execution, metrics, named_losses, request, sampling, validate)
+    yield from (private_estimators, budget, execution, metrics, named_losses, request, sampling, validate)
     for room in ROOMS:
         for found in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
             yield importlib.import_module(found.name)

@@ -29,12 +29,13 @@ PARTS = (
     "noise",
     "people",
     "recipes",
+    "sklearn",
     "statistics",
     "tables",
     "teachers",
     "update",
 )  # the modules among the exported names
-BARE = ("cli", "reporting", "data", "compare", "search", "integrations")  # the rooms that may need an extra
+BARE = ("cli", "reporting", "data", "compare", "search", "integrations", "sklearn")  # the rooms that may need an extra
 
 # The program runs as if the optional packages were not installed.
 WITHOUT_EXTRAS = f"""

@@ -154,6 +154,8 @@ class Cell:
             "micro_batch": experiment.micro_batch,
             "seed": self.seed,
             **self._people(),
+            **({} if experiment.loss is None else {"loss": experiment.loss.model_dump()}),
+            **({} if experiment.metric is None else {"metric": experiment.metric}),
         }
 
     def _people(self) -> dict[str, Any]:
@@ -163,8 +165,6 @@ class Cell:
         return {
             **({} if people is None else {"people": describe(people)}),
             **({"groups": [one.model_dump() for one in experiment.group]} if experiment.group else {}),
-            **({} if experiment.loss is None else {"loss": experiment.loss.model_dump()}),
-            **({} if experiment.metric is None else {"metric": experiment.metric}),
             **({"users": users} if experiment.unit == "user" else {}),
         }
 

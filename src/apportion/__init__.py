@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from apportion.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from apportion import accounting, audit, data, integrations, statistics, tables, teachers
+    from apportion import accounting, audit, data, integrations, sklearn, statistics, tables, teachers
     from apportion.accounting.accountant import PrivacyLossAccountant
     from apportion.accounting.ledger import Ledger
     from apportion.advice.epsilon_candidates import advise
@@ -151,6 +151,7 @@ __all__ = [
     "plan",
     "recipes",
     "report",
+    "sklearn",
     "statistics",
     "tables",
     "teachers",
@@ -196,6 +197,7 @@ __getattr__, __dir__ = lazy_names(
             *("ClippedSum", "Event", "FirstGain", "Frame", "Line", "LowestLoss", "NormSum", "Released", "Request"),
             *("GroupFactors", "UnclippedCount", "UsableCount"),
         ),
+        "sklearn": (".",),
         "statistics": (".",),
         "strategies.citations": ("cite",),
         "strategies.clip": (".",),

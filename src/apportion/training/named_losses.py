@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,7 @@ class Loss(Checked):
 
     prefix = "loss"
     name: str = checked("cross-entropy", _known_loss, "it is the name of a loss")
-    weights: tuple[float, ...] | None = checked(
+    weights: Sequence[float] | None = checked(
         None, _as_weights, "a class of weight 0 would not be learnt", "Pass one number for each class, e.g. [1, 5]"
     )
 
