@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "apportion"
-FOUNDATION = {"errors", "extras", "lazy", "validate", "budget", "request", "execution", "domain", "usable"}
+FOUNDATION = {"errors", "extras", "lazy", "validate", "budget", "request", "execution", "devices", "domain", "usable"}
 PLANNING = FOUNDATION | {"accounting", "strategies", "sampling", "planning", "plan_drawing"}
 CORE = PLANNING | {"curator", "models", "training"}
 MAY_IMPORT = {
@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "budget": {"errors", "validate"},
     "request": {"errors", "validate"},
     "execution": {"errors", "validate"},
+    "devices": set(),
     "domain": {"errors", "validate"},
     "usable": {"errors", "validate"},
     "accounting": FOUNDATION,

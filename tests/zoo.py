@@ -156,8 +156,8 @@ class Decoder(nn.Module):
         self.output = nn.Linear(6, 11)
 
     def forward(self, ids: Tensor) -> Tensor:
-        places = torch.arange(ids.shape[1]).expand(ids.shape)
-        mask = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).triu(1)
+        places = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+        mask = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device).triu(1)
         return self.output(self.block(self.words(ids) + self.places(places), src_mask=mask))
 
 

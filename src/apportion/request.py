@@ -213,7 +213,7 @@ class Frame(Checked):
 
     def restored(self, name: str, value: Tensor) -> Tensor:
         """b·w̃ + m."""
-        return self.scale[name] * value + self.centre[name]
+        return self.scale[name].to(value.device) * value + self.centre[name].to(value.device)
 
     def require_usable(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a frame that a record could make visible: 0·∞ in an empty place is NaN, and an empty batch has no such place."""

@@ -17,29 +17,30 @@ from apportion.curator.gradients.engine import Engine
 from apportion.curator.gradients.losses import LossFunction
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.records import Batch
+from apportion.devices import model_devices, remember_generators, with_float64
 from apportion.request import FirstGain, Selection
 
 
 def sum_losses(engine: Engine, loss_fn: LossFunction, batch: Batch, release: Selection) -> Tensor:
     """What the records of `batch` add to each candidate: Ω_j = Σ_i ℓ_ij, or Σ_i (ℓ_i(w) − ℓ_ij) for a `FirstGain`; (k,), in float64."""
-    generator = torch.get_rng_state()  # all candidates meet the same dropout
+    put_back = remember_generators(model_devices(engine.model))  # all candidates meet the same dropout
 
     def losses_at(step_size: float) -> Tensor:
-        torch.set_rng_state(generator)
+        put_back()
         with _moved(engine, release.line.direction, step_size):
             return _clipped_losses(engine, loss_fn, batch, release.bound)
 
     losses = torch.stack([losses_at(step_size) for step_size in release.line.step_sizes])
     if isinstance(release, FirstGain):
         losses = losses_at(0.0) - losses
-    return losses.sum(dim=1)
+    return losses.sum(dim=1).cpu()
 
 
 def _clipped_losses(engine: Engine, loss_fn: LossFunction, batch: Batch, bound: float) -> Tensor:
     inputs, targets = batch
     losses = engine.record_losses(loss_fn, engine.forward(inputs), targets)
     engine.require_own_parameters(losses.sum())
-    return losses.detach().double().nan_to_num(bound, bound, bound).clamp(0.0, bound)
+    return with_float64(losses.detach()).double().nan_to_num(bound, bound, bound).clamp(0.0, bound)
 
 
 @contextmanager
@@ -49,7 +50,9 @@ def _moved(engine: Engine, direction: Mapping[str, Tensor], step_size: float) ->
     weights = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     try:
         for name, parameter in parameters.items():
-            parameter.data.sub_(direction[name], alpha=step_size)  # `.data`: a count of writes would tell of the batch
+            parameter.data.sub_(
+                direction[name].to(parameter.device), alpha=step_size
+            )  # `.data`: a count of writes would tell of the batch
         engine.sync_weights()
         yield
     finally:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from apportion.curator.problems import NOT_FINITE, Problems
+from apportion.devices import with_float64
 from apportion.request import POOLED_THRESHOLDS, ClippedSum, Frame, Noised, Statistic, UnclippedCount, UsableCount
 
 RAMP_WIDTH = 0.1
@@ -63,19 +64,21 @@ class MaterialisedGradients:
 
     def squared_norms(self) -> dict[str, Tensor]:
         return {
-            name: torch.linalg.vector_norm(flatten_rows(rows), dim=1, dtype=torch.float64).square()
+            name: torch.linalg.vector_norm(with_float64(flatten_rows(rows)), dim=1, dtype=torch.float64).square()
             for name, rows in self._rows.items()
         }
 
     def zero_records(self, records: Tensor) -> None:
         for name, rows in self._rows.items():
-            self._rows[name] = torch.where(records.reshape(-1, *[1] * (rows.dim() - 1)), 0.0, rows)
+            mask = records.to(rows.device).reshape(-1, *[1] * (rows.dim() - 1))
+            self._rows[name] = torch.where(mask, 0.0, rows)
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {
-            name: (weights[name] @ flatten_rows(rows).to(torch.float64)).reshape(rows.shape[1:])
-            for name, rows in self._rows.items()
-        }
+        sums = {}
+        for name, rows in self._rows.items():
+            exact = with_float64(flatten_rows(rows)).to(torch.float64)
+            sums[name] = (weights[name].to(exact.device) @ exact).reshape(rows.shape[1:])
+        return sums
 
     def rows(self, name: str, records: slice) -> Tensor:
         return self._rows[name][records]
@@ -207,12 +210,12 @@ def statistic_terms(statistic: Statistic, norms: Tensor, clips: Tensor | None = 
 def framed_squared_norms(records: Gradients, name: str, frame: Frame) -> Tensor:
     """‖(g_i − m)/b‖² for one parameter, (b,)."""
     squares = [torch.linalg.vector_norm(rows, dim=1).square() for _, rows in _framed_rows(records, name, frame)]
-    return torch.cat([torch.zeros(0, dtype=torch.float64), *squares])
+    return torch.cat(squares) if squares else torch.zeros(0, dtype=torch.float64)
 
 
 def framed_weighted_sum(records: Gradients, name: str, frame: Frame, weights: Tensor) -> Tensor:
     """Σ_i w_i·(g_i − m)/b for one parameter."""
-    total = torch.zeros(frame.scale[name].numel(), dtype=torch.float64)
+    total = torch.zeros(frame.scale[name].numel(), dtype=torch.float64, device=weights.device)
     for part, rows in _framed_rows(records, name, frame):
         unused = weights[part] == 0
         if unused.any():  # such a record need not be finite in this frame, and NaN times a weight of 0 would be NaN
@@ -227,9 +230,10 @@ def flatten_rows(rows: Tensor) -> Tensor:
 
 
 def _framed_rows(records: Gradients, name: str, frame: Frame) -> Iterator[tuple[slice, Tensor]]:
-    centre, scale = frame.centre[name].double().flatten(), frame.scale[name].double().flatten()
+    centre, scale = (with_float64(part[name]).double().flatten() for part in (frame.centre, frame.scale))
     few = max(1, FRAME_CHUNK_NUMBERS // max(1, centre.numel()))
     for start in range(0, len(records), few):
         part = slice(start, min(start + few, len(records)))
-        rows = flatten_rows(records.rows(name, part))
+        rows = with_float64(flatten_rows(records.rows(name, part)))
+        centre, scale = centre.to(rows.device), scale.to(rows.device)
         yield part, (rows - centre).div_(scale)  # float64, and a tensor of its own

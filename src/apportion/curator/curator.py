@@ -45,6 +45,7 @@ from apportion.curator.randomness import KEY_BYTES, DrawStreams, Stream, poisson
 from apportion.curator.reader import Batch, Piece, single_records
 from apportion.curator.records import Records, cut_evenly
 from apportion.curator.sieve import sieve
+from apportion.devices import model_devices, seeded_generators, with_float64
 from apportion.domain import Domain
 from apportion.errors import InvalidArgument, WrongOrder
 from apportion.execution import Execution
@@ -98,7 +99,7 @@ class Draw:
         self._request, self._mechanisms = request, mechanisms
         self._pieces, self._streams, self._problems = pieces, streams, problems
         self._owners, self._weigh, self._clips = owners, weigh, clips
-        self._trained = trained_parameters(engine.model)
+        self._trained, self._devices = trained_parameters(engine.model), model_devices(engine.model)
         self._open_user = NOBODY
         self._sums: dict[str | Statistic, Tensor] = {
             one: -0.5 * self._weight(units) for one in request.statistics if isinstance(one, UsableCount)
@@ -117,9 +118,8 @@ class Draw:
 
     @contextmanager
     def secret_dropout(self) -> Iterator[None]:
-        """While a model runs, torch's generator tosses from the draw's own secret stream; afterwards it is as it was before."""
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(self._streams.model.words(1)[0] >> 1))
+        """While a model runs, torch's generators toss from the draw's own secret stream; afterwards they are as they were before."""
+        with seeded_generators(int(self._streams.model.words(1)[0] >> 1), self._devices):
             yield
 
     def add(self, gradients: Gradients | Rows | None, members: Tensor, losses: Sequence[Tensor] = ()) -> None:
@@ -176,7 +176,8 @@ class Draw:
         for key in list(sums):
             part, earlier = sums.pop(key), self._sums.get(key)  # freed one by one: all are as large as the model
             if earlier is not None:
-                self._sums[key] = earlier.to(torch.float64).add_(part)
+                wide = with_float64(part)
+                self._sums[key] = earlier.to(wide.device).to(torch.float64).add_(wide)
                 continue
             # Noise is written over a sum, and a released tensor is saved with all of its storage: no two may share one.
             storage = part.untyped_storage()
@@ -198,13 +199,13 @@ class Draw:
                 exact = self._pop_sum(name, parameter)
                 # whatever the batch was, the answer is rounded once: to the parameter's type
                 if release.frame is not None or exact.dtype != parameter.dtype:
-                    exact = exact.to(torch.float64)
+                    exact = with_float64(exact).to(torch.float64)
                 answer = self._add_noise(release, exact)
                 restored = answer if release.frame is None else release.frame.restored(name, answer)
-                gradient[name] = _strip_history(restored.to(parameter.dtype))
+                gradient[name] = _strip_history(restored.to(parameter.dtype).to(parameter.device))
         number = torch.zeros((), dtype=torch.float64)
         statistics = tuple(
-            float(self._add_noise(one, self._pop_sum(one, number).double())) for one in self.request.statistics
+            float(self._add_noise(one, self._pop_sum(one, number).cpu().double())) for one in self.request.statistics
         )
         return Released(self.request, gradient, statistics, tuple(map(self._select, self.request.selections)))
 
@@ -360,9 +361,9 @@ class Curator:
         self._require_all_parameters(request)
         self._engine.sync_weights()
         ratios = np.full(len(self._records), np.inf)
-        with watch_signals(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        secret = seeded_generators(int.from_bytes(os.urandom(7)), model_devices(self._engine.model))
+        with watch_signals(), warnings.catch_warnings(), secret:
             warnings.simplefilter("ignore")
-            torch.default_generator.manual_seed(int.from_bytes(os.urandom(7)))
             alone = cut_evenly(len(ratios), 1)
             for record in self._read(np.arange(len(ratios)), alone, Stream(os.urandom(KEY_BYTES)), Problems()):
                 with contain_errors(ForeignParameter):

@@ -33,13 +33,14 @@ class Mechanisms(Protocol):
 def add_gaussian_noise(exact_sum: Tensor, standard_deviation: float, noise: Stream, divisor: float) -> Tensor:
     """(exact_sum + N(0, s²·I)) / divisor, s = `standard_deviation`: computed in float64, then rounded to the type of the sum.
 
-    The answer is written over the sum, of which nothing is left. The divisor must be public.
+    The answer is written over the sum, of which nothing is left. The divisor must be public. The stream is on the CPU, and so is this
+    addition, wherever the sum is: the noise of a seed is the same on every device, and one without float64 needs none.
     Guarantee: if one record moves `exact_sum` by at most Δ in L2 norm, this is a Gaussian mechanism with multiplier s/Δ.
     """
     answer = exact_sum.contiguous()
     for part in answer.view(-1).split(NOISE_CHUNK_NUMBERS):
-        noisy = torch.from_numpy(noise.normals(part.numel())).to(part.device)
-        part.copy_(noisy.mul_(standard_deviation).add_(part).div_(divisor))  # in place: the normals are used once
+        noisy = torch.from_numpy(noise.normals(part.numel()))
+        part.copy_(noisy.mul_(standard_deviation).add_(part.cpu()).div_(divisor))  # in place: the normals are used once
     return answer
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from apportion.curator.clipping import Gradients, Rows, as_gradients, flatten_rows, pooling_factors
 from apportion.curator.owners import Numbers
 from apportion.curator.problems import NOT_FINITE, Problems
+from apportion.devices import with_float64
 from apportion.request import ClippedSum
 
 
@@ -92,10 +93,14 @@ def pool(
     usable: NDArray[np.bool_] = (member & evaluated).any(axis=1)
     if len(users) == 1:  # nothing has to be written out
         whole = records.weighted_sums(dict.fromkeys(names, weights))
-        return UserVectors(users, usable, {name: whole[name].to(torch.float64).unsqueeze(0) for name in names})
+        return UserVectors(
+            users, usable, {name: with_float64(whole[name]).to(torch.float64).unsqueeze(0) for name in names}
+        )
     matrix = torch.from_numpy(member).to(weights.device) * weights
     rows = {}
     for name in names:
         written = records.rows(name, slice(0, len(owners)))
-        rows[name] = (matrix @ flatten_rows(written).to(torch.float64)).reshape(len(users), *written.shape[1:])
+        rows[name] = (matrix @ with_float64(flatten_rows(written)).to(torch.float64)).reshape(
+            len(users), *written.shape[1:]
+        )
     return UserVectors(users, usable, rows)

@@ -159,7 +159,7 @@ def summarise_gradients(gradients: Gradients | Rows, records: Sequence[int], dty
             given.weighted_sums(dict.fromkeys(norms, weights)) for weights in (0.5**places, torch.cos(3 * places + 0.7))
         ]
         values = [norm.sqrt() for norm in norms.values()] + [value for part in sums for value in part.values()]
-        return torch.cat([value.double().flatten() for value in values]).to(dtype)
+        return torch.cat([value.cpu().double().flatten() for value in values]).to(dtype)
 
 
 def require_live_gradients(model: nn.Module, choice: EngineChoice, loss_fn: LossFunction | None, pair: Pair) -> None:
@@ -199,7 +199,7 @@ def _sum_engine_gradients(engine: Engine, loss_fn: LossFunction | None, pair: Pa
     with torch.no_grad():
         weights = torch.ones(len(gradients), dtype=torch.float64)
         sums = gradients.weighted_sums(dict.fromkeys(trained, weights))
-        return {name: sums[name].to(parameter.dtype) for name, parameter in trained.items()}
+        return {name: sums[name].to(parameter.dtype).to(parameter.device) for name, parameter in trained.items()}
 
 
 def _sum_autograd_gradients(model: nn.Module, loss_fn: LossFunction | None, pair: Pair, seed: int) -> dict[str, Tensor]:
@@ -220,10 +220,10 @@ def _sum_autograd_gradients(model: nn.Module, loss_fn: LossFunction | None, pair
 
 def _find_differences(found: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str]:
     """Names whose values differ by more than rounding, measured against the largest value of all: one gradient may be rounding alone."""
-    largest = torch.stack([value.abs().max().double() for value in expected.values() if value.numel()]).max()
+    largest = torch.stack([value.abs().max().cpu().double() for value in expected.values() if value.numel()]).max()
 
     def append_largest(value: Tensor) -> Tensor:
-        return torch.cat([value.flatten(), largest.reshape(1).to(value.dtype)])
+        return torch.cat([value.flatten(), largest.reshape(1).to(value.dtype).to(value.device)])
 
     return [
         name

@@ -18,6 +18,7 @@ from apportion.execution import DEFAULT_MICRO_BATCH, Execution, Mode
 from apportion.models.check import copy_model
 from apportion.models.engine_choice import choose_engine
 from apportion.models.memory import measure_memory, repeat_records, resolve_micro_batch, surrogate_loss, synthetic_batch
+from apportion.models.synthetic import model_device
 from apportion.request import ClippedSum
 
 _ROUNDS = 5
@@ -78,7 +79,8 @@ def inspect(model: nn.Module, inputs: Any, target: Any, memory_limit: int | str 
 
 
 def _run_private(engine: Engine, records: Any) -> Any:
-    engine.record_losses(surrogate_loss, engine.forward(records), torch.zeros(batch_size(records))).sum().backward()
+    targets = torch.zeros(batch_size(records), device=model_device(engine.model))
+    engine.record_losses(surrogate_loss, engine.forward(records), targets).sum().backward()
     return engine.gradients()
 
 

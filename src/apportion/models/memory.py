@@ -36,7 +36,7 @@ from apportion.errors import InvalidArgument
 from apportion.execution import MAX_MICRO_BATCH, Execution, Mode, format_bytes
 from apportion.models.check import copy_model
 from apportion.models.record_tracer import leave_uncompiled
-from apportion.models.synthetic import synthetic_batch
+from apportion.models.synthetic import fix_seed, model_device, synthetic_batch
 from apportion.request import ClippedSum, Event, Request
 
 BASE_BYTES = 3 << 20
@@ -126,7 +126,7 @@ def default_micro_batch(model: nn.Module, choice: Mode | EngineChoice, inputs: A
     few = synthetic_batch(subject, inputs)
 
     def made(records: int) -> int:
-        with torch.random.fork_rng(devices=[]), LiveTensors() as live:
+        with fix_seed(0, model_device(subject)), LiveTensors() as live:
             call_model(subject, repeat_records(few, records))
         peak: int = live.peak
         return peak

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
 from apportion.curator.tree import call_model
+from apportion.devices import has_float64, seeded_generators
 from apportion.errors import ApportionError, InvalidArgument, UnsupportedModel
 from apportion.models.check import copy_model
 
@@ -83,6 +84,9 @@ def synthetic_batches(
             "Pass a tensor, or a tuple, list or dict of tensors",
         )
     device = model_device(model)
+    if not has_float64(device.type) and any(leaf.dtype == torch.float64 for leaf in leaves):
+        reason = f"the model is on {device}, which has no float64"
+        raise InvalidArgument(argument, "tensors in float64", reason, "Pass float32, or move the model to the CPU")
     # An index out of range is an error on the CPU that can be caught, but on a GPU it ends the process.
     for numbers in _RECORD_INTEGERS if device.type == "cpu" else _RECORD_INTEGERS[-1:]:
         leaf_maker = _LeafMaker(kind, draw, torch.tensor(numbers), _known_tokens(model, max(numbers)))
@@ -191,11 +195,7 @@ def run_model(model: nn.Module, batch: Tree, seed: int) -> Tree:
 @contextmanager
 def fix_seed(seed: int, device: torch.device) -> Iterator[None]:
     """Give the model fixed random draws, and put the global random state back afterwards."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
+    with seeded_generators(seed, [device]):
         yield
 
 

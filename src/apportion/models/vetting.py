@@ -182,4 +182,5 @@ def _batch_kind(inputs: Any, training: tuple[bool, ...], first: int) -> tuple[An
         training,
         torch.is_autocast_enabled("cpu"),
         torch.is_autocast_enabled("cuda"),
+        torch.is_autocast_enabled("mps"),
     )

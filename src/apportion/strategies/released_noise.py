@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from apportion.devices import beside, with_float64
 from apportion.request import Released
 
 if TYPE_CHECKING:
@@ -21,7 +22,11 @@ def noise_deviation(released: Released) -> dict[str, Tensor | float]:
     for release in request.sums:
         deviation = request.standard_deviation(release) / request.expected_batch_size
         for name in release.parameters or released.gradient:
-            deviations[name] = deviation if release.frame is None else deviation * release.frame.scale[name]
+            deviations[name] = (
+                deviation
+                if release.frame is None
+                else deviation * beside(release.frame.scale[name], released.gradient[name])
+            )
     return deviations
 
 
@@ -30,7 +35,7 @@ def noise_power(released: Released) -> float:
     return math.fsum(
         float(deviation**2) * released.gradient[name].numel()
         if isinstance(deviation, float)
-        else float(deviation.double().square().sum())
+        else float(with_float64(deviation).double().square().sum())
         for name, deviation in noise_deviation(released).items()
     )
 
@@ -40,7 +45,7 @@ def signal_power(released: Released) -> float:
 
     It is unbiased before it is cut at 0, with a standard deviation of about √(2/d)·E‖noise‖² where noise prevails.
     """
-    norm = math.fsum(float(value.double().square().sum()) for value in released.gradient.values())
+    norm = math.fsum(float(with_float64(value).double().square().sum()) for value in released.gradient.values())
     return max(0.0, norm - noise_power(released))
 
 

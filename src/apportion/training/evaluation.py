@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from apportion import validate
 from apportion.budget import Public
 from apportion.curator.records import Records, as_records
-from apportion.curator.tree import call_model, tensor_leaves
+from apportion.curator.tree import call_model, map_tensors, tensor_leaves
 from apportion.errors import InvalidArgument
+from apportion.models.synthetic import model_device
 from apportion.sampling import Sampling
 from apportion.strategies.context import epoch_length
 from apportion.training.history import REPORTS
@@ -148,14 +149,14 @@ def measure(model: nn.Module, records: Records, metric: Metric) -> float | None:
 
 def _answers(model: nn.Module, records: Records) -> tuple[Tensor, Tensor]:
     """All outputs and all targets."""
-    was_training = model.training
+    was_training, device = model.training, model_device(model)
     model.eval()
     found: list[tuple[Tensor, Tensor]] = []
     try:
         with torch.no_grad():
             for start in range(0, len(records), _BATCH):
                 inputs, targets = records.batch(np.arange(start, min(start + _BATCH, len(records))))
-                outputs = call_model(model, inputs)
+                outputs = call_model(model, map_tensors(lambda tensor: tensor.to(device), inputs))
                 outputs = getattr(outputs, "logits", outputs)  # of a model of transformers
                 if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
                     kinds = f"outputs of {type(outputs).__name__}, targets of {type(targets).__name__}"

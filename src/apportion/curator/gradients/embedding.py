@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from apportion.curator.gradients.layer_use import scale_rows, zero_rows
 from apportion.curator.gradients.rounding import MAX_FLOAT32_TERMS, rounding_margin, squared_row_norms
+from apportion.devices import with_float64
 from apportion.errors import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class EmbeddingUse:
         if self._gradients.shape[2] > MAX_FLOAT32_TERMS:
             alone = squared_row_norms(self._gradients.flatten(0, 1)).view(-1, places)
         else:
-            alone = torch.linalg.vector_norm(self._gradients, dim=2).double().square()
+            alone = with_float64(torch.linalg.vector_norm(self._gradients, dim=2)).double().square()
         record, place = again.nonzero(as_tuple=True)
         if not len(record):
             return {self.names["weight"]: alone.sum(1)}
@@ -76,12 +77,13 @@ class EmbeddingUse:
         segment = starts.cumsum(0) - 1
         segments = int(segment[-1]) + 1
         added = repeated.new_zeros(segments, repeated.shape[1]).index_add_(0, segment, repeated)
+        index, segment, first = (one.to(alone.device) for one in (index, segment, record[starts]))
         terms = alone.view(-1)[index]
         alone.view(-1)[index] = 0.0
         counted = alone.new_zeros(segments, 2).index_add_(0, segment, torch.stack([torch.ones_like(terms), terms], 1))
         # n equal tokens: ‖Σ|β_t|‖² ≤ n·Σ‖β_t‖² bounds what rounding is measured against
         slack = rounding_margin(1, repeated.dtype) * counted[:, 0].square() * counted[:, 1]
-        norms = alone.sum(1).index_add_(0, record[starts], added.double().square().sum(1) + slack)
+        norms = alone.sum(1).index_add_(0, first, with_float64(added).double().square().sum(1) + slack)
         return {self.names["weight"]: norms}
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

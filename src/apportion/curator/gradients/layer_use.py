@@ -64,7 +64,7 @@ class LayerUse(Protocol):
 def full_precision() -> Iterator[None]:
     """For norms and sums: without autograd, and without `torch.autocast`, which would compute products in bfloat16."""
     with torch.no_grad(), ExitStack() as stack:
-        for kind in ("cpu", "cuda"):
+        for kind in ("cpu", "cuda", "mps"):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield
@@ -83,7 +83,7 @@ def upcast_half(values: Tensor) -> Tensor:
 
 def cast_weights(weights: Tensor, values: Tensor) -> Tensor:
     """Clipping weights in the type of `values`. One that would lose digits there is 0: rounded up, it would clip too little."""
-    return torch.where(weights.abs() < torch.finfo(values.dtype).tiny, 0.0, weights).to(values.dtype)
+    return torch.where(weights.abs() < torch.finfo(values.dtype).tiny, 0.0, weights).to(values.dtype).to(values.device)
 
 
 def scale_rows(weights: Tensor, values: Tensor, partner: Tensor | None) -> Tensor:
@@ -120,7 +120,8 @@ def gradient_or_zeros(value: Tensor) -> Tensor:
 
 def zero_rows(records: Tensor, values: Tensor) -> Tensor:
     """`values` with zeros in the rows of `records`."""
-    return torch.where(records.reshape(-1, *[1] * (values.dim() - 1)), torch.zeros((), dtype=values.dtype), values)
+    mask = records.to(values.device).reshape(-1, *[1] * (values.dim() - 1))
+    return torch.where(mask, torch.zeros((), dtype=values.dtype, device=values.device), values)
 
 
 class ProductUse:

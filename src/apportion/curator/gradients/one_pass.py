@@ -28,6 +28,7 @@ from apportion.curator.gradients.module_state import ModelStructure, ModuleState
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.gradients.rounding import squared_row_norms
 from apportion.curator.tree import batch_size, call_arguments, drop_objects, map_tensors
+from apportion.devices import with_float64
 from apportion.errors import UnsupportedModel, WrongOrder
 from apportion.execution import Mode
 
@@ -95,7 +96,7 @@ class RecordGradients:
             parts = [squared_row_norms(self.rows(name, part)) for part in self._chunks(name)]
             norms[name] = torch.cat(parts)
         for name in self._unused:
-            norms[name] = torch.zeros(self._records)
+            norms[name] = with_float64(self._shapes[name].new_zeros(self._records))
         return {name: norms[name].double() for name in self._shapes}
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -129,7 +130,7 @@ class RecordGradients:
         uses = [use.rows(name, records).reshape(-1, *shape) for use in self._uses if name in use.names.values()]
         if len(uses) == 1:
             return uses[0]
-        return torch.stack(uses).sum(0) if uses else torch.zeros(records.stop - records.start, *shape)
+        return torch.stack(uses).sum(0) if uses else self._shapes[name].new_zeros(records.stop - records.start, *shape)
 
     def __len__(self) -> int:
         return self._records

@@ -23,6 +23,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from apportion.devices import with_float64
 from apportion.request import FLOAT32_HEADROOM
 
 MAX_FLOAT32_TERMS = 4096
@@ -36,13 +37,15 @@ def squared_row_norms(values: Tensor) -> Tensor:
     dense = sorted(range(1, values.dim()), key=values.stride, reverse=True)
     flat = values.permute(0, *dense).flatten(1) if dense else values.unsqueeze(1)  # no copy, also of channels_last
     whole = flat.shape[1] // MAX_FLOAT32_TERMS * MAX_FLOAT32_TERMS
-    total: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
+    total: Tensor = with_float64(torch.linalg.vector_norm(flat[:, whole:], dim=1)).double().square()
     if whole:
         pieces = flat[:, :whole].unflatten(1, (-1, MAX_FLOAT32_TERMS))
-        total += torch.linalg.vector_norm(pieces, dim=2).double().square().sum(1)
+        total += with_float64(torch.linalg.vector_norm(pieces, dim=2)).double().square().sum(1)
     underflowed = (total < UNDERFLOW_LIMIT).nonzero()[:, 0]
     if len(underflowed) and values.dtype != torch.float64:
-        total[underflowed] = torch.linalg.vector_norm(flat[underflowed], dim=1, dtype=torch.float64).square()
+        total[underflowed] = torch.linalg.vector_norm(
+            with_float64(flat[underflowed]), dim=1, dtype=torch.float64
+        ).square()
     return total
 
 
@@ -72,11 +75,13 @@ def norms_from_grams(of_inputs: Tensor, of_gradients: Tensor, size: int, again: 
         size: numbers in an a_t and a β_t together.
         again: from indices of records to their norms, computed in another way: for those that are too small for this one.
     """
-    inputs, gradients = (part.diagonal(dim1=1, dim2=2).clamp(min=0).double() for part in (of_inputs, of_gradients))
+    inputs, gradients = (
+        with_float64(part.diagonal(dim1=1, dim2=2).clamp(min=0)).double() for part in (of_inputs, of_gradients)
+    )
     lengths = (inputs * gradients).sqrt().sum(1)
     magnitudes = inputs.sum(1) * gradients.sum(1)
     unit: float = torch.finfo(of_inputs.dtype).eps
-    exact = of_inputs.mul_(of_gradients).sum((1, 2)).double().clamp(min=0)
+    exact = with_float64(of_inputs.mul_(of_gradients).sum((1, 2))).double().clamp(min=0)
     norms: Tensor = (
         exact + unit * size**0.5 * lengths.square() + rounding_margin(of_inputs.shape[1], of_inputs.dtype) * magnitudes
     )

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from apportion.devices import with_float64
 from apportion.errors import InvalidArgument
 from apportion.request import ClippedSum, Frame, Released
 from apportion.strategies.clip.groups import Grouped
@@ -94,9 +95,10 @@ class AdaClip(Grouped):
             assert release.frame is not None  # as proposed above
             deviation = released.request.standard_deviation(release) / size
             for name, scale in release.frame.scale.items():
-                answer, centre = released.gradient[name].double(), state["mean"][name]
+                answer = with_float64(released.gradient[name]).double()
+                centre, spent, scale = (one.to(answer.device) for one in (state["mean"][name], variance[name], scale))
                 spread = size * ((answer - centre).square() - (deviation * scale).square())
-                variance[name] = _average(variance[name], spread.clamp(self.floor, self.cap), self.deviation_decay)
+                variance[name] = _average(spent, spread.clamp(self.floor, self.cap), self.deviation_decay)
                 mean[name] = _average(centre, answer, self.mean_decay)
         return {"mean": mean, "variance": variance}
 

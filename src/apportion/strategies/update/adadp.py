@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from apportion.devices import with_float64
 from apportion.errors import InvalidArgument
 from apportion.request import Released
 from apportion.validate import Checked, checked, positive, probability
@@ -101,9 +102,6 @@ class AdaDP(Checked):
 
 def _difference(full: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> float:
     """err, in float64."""
-    squares = (
-        ((value.double() - two[name].double()) / value.double().abs().clamp(min=1.0)).square().sum()
-        for name, value in full.items()
-    )
-    total = sum(float(square) for square in squares)
+    pairs = [(with_float64(value).double(), with_float64(two[name]).double()) for name, value in full.items()]
+    total = sum(float(((one - other) / one.abs().clamp(min=1.0)).square().sum()) for one, other in pairs)
     return math.sqrt(total) if math.isfinite(total) else math.nan

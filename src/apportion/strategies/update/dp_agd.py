@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from apportion.devices import with_float64
 from apportion.errors import InvalidArgument
 from apportion.request import Choice, Event, Line, LowestLoss, Released
 from apportion.strategies.context import Context
@@ -128,7 +129,7 @@ class DPAGD(Checked):
             precision = {name: deviation**-2 for name, deviation in noise_deviation(released).items()}
         else:
             gradient, precision = average_gradients(state["gradient"], state["precision"], released)
-        norm = math.sqrt(math.fsum(float(value.double().square().sum()) for value in gradient.values()))
+        norm = math.sqrt(math.fsum(float(with_float64(value).double().square().sum()) for value in gradient.values()))
         length = norm if 0 < norm < math.inf else math.inf  # a gradient without a direction leads nowhere
         direction = {name: value / length + self.decay * parameters[name] for name, value in gradient.items()}
         return {**state, "gradient": gradient, "precision": precision, "direction": direction}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from apportion.devices import with_float64
 from apportion.errors import InvalidArgument
 from apportion.request import Choice, Event, FirstGain, Line, Released
 from apportion.strategies.context import Context
@@ -179,7 +180,7 @@ class NoisyBTLS(Checked):
 
 def angle_between(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     """arccos of the cosine between two gradients; a right angle if one of them is zero."""
-    products = [(one[name].double(), other[name].double()) for name in one]
+    products = [(with_float64(one[name]).double(), with_float64(other[name]).double()) for name in one]
     inner = math.fsum(float((a * b).sum()) for a, b in products)
     squares = [math.fsum(float(pair[side].square().sum()) for pair in products) for side in (0, 1)]
     length = math.sqrt(squares[0]) * math.sqrt(squares[1])
