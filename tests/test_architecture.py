@@ -39,7 +39,9 @@ MAY_IMPORT = {
     "statistics": CORE,
     "tuning": CORE | {"compare"},
     "teachers": CORE | {"compare"},
-    "cli": CORE | {"audit", "data", "reporting", "compare", "search", "statistics", "tuning", "teachers", ""},
+    "integrations": CORE,
+    "cli": CORE
+    | {"audit", "data", "reporting", "compare", "search", "statistics", "tuning", "teachers", "integrations", ""},
     "__main__": {"cli"},
 }
 WITHOUT_TORCH = FOUNDATION | {"accounting", "strategies", "sampling", "planning", "statistics"}

@@ -12,6 +12,7 @@ from apportion import (
     budget,
     clip,
     execution,
+    integrations,
     noise,
     request,
     sampling,
@@ -21,14 +22,14 @@ from apportion import (
     validate,
 )
 from apportion.strategies.tempering import Temper
-from apportion.training import metrics, named_losses
+from apportion.training import early_stopping, metrics, named_losses
 
-ROOMS = (strategies, accounting, statistics, teachers)
+ROOMS = (strategies, accounting, statistics, teachers, integrations)
 STRATEGIES = [getattr(role, name) for role in (clip, noise) for name in role.__all__] + [Temper]
 
 
 def modules():
-    yield from (budget, execution, metrics, named_losses, request, sampling, validate)
+    yield from (budget, early_stopping, execution, metrics, named_losses, request, sampling, validate)
     for room in ROOMS:
         for found in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
             yield importlib.import_module(found.name)

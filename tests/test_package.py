@@ -25,6 +25,7 @@ PARTS = (
     "audit",
     "clip",
     "data",
+    "integrations",
     "noise",
     "people",
     "recipes",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from apportion.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from apportion import accounting, audit, data, statistics, teachers
+    from apportion import accounting, audit, data, integrations, statistics, teachers
     from apportion.accounting.accountant import PrivacyLossAccountant
     from apportion.accounting.ledger import Ledger
     from apportion.budget import Budget, Group, Public, Record, User
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         ValidatedNoise,
     )
     from apportion.teachers.pate import pate
+    from apportion.training.early_stopping import EarlyStopping
     from apportion.training.metrics import Metric
     from apportion.training.named_losses import Loss
     from apportion.training.private import make_private
@@ -91,6 +92,7 @@ __all__ = [
     "Context",
     "DataNotFound",
     "Domain",
+    "EarlyStopping",
     "Event",
     "Execution",
     "FeedbackNoise",
@@ -137,6 +139,7 @@ __all__ = [
     "clip",
     "data",
     "fix",
+    "integrations",
     "make_private",
     "noise",
     "pate",
@@ -174,6 +177,7 @@ __getattr__, __dir__ = lazy_names(
         ),
         "domain": ("Domain",),
         "execution": ("Execution",),
+        "integrations": (".",),
         "models.check": ("check",),
         "models.fix": ("fix",),
         "models.temper": ("TemperedSigmoid", "temper"),
@@ -198,6 +202,7 @@ __getattr__, __dir__ = lazy_names(
         "strategies.update": (".",),
         "teachers": (".",),
         "teachers.pate": ("pate",),
+        "training.early_stopping": ("EarlyStopping",),
         "training.named_losses": ("Loss",),
         "training.metrics": ("Metric",),
         "training.private": ("make_private",),

@@ -11,6 +11,8 @@ EXTRAS = {
     "report": ("plotly", "jinja2"),
     "data": ("sklearn", "PIL", "platformdirs", "rich"),
     "tune": ("optuna",),
+    "log": ("tensorboard", "mlflow"),
+    "fabric": ("lightning_fabric",),
 }
 """The modules that come with each extra of the package."""
 

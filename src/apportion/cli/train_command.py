@@ -18,6 +18,8 @@ from apportion.compare.defaults import published_population, with_training_defau
 from apportion.compare.resolve import resolve
 from apportion.errors import ApportionError, InvalidArgument
 from apportion.extras import EXTRAS, require_extra
+from apportion.integrations.released_logs import absolute_log, open_log
+from apportion.reporting.result import RunResult
 from apportion.training.storage import PROBLEMS
 
 if TYPE_CHECKING:
@@ -33,6 +35,10 @@ class Options(options.Scoring, options.Training):
     seed: int = option("Makes the run reproducible and NOT private: for tests.")
     ledger: Path = option("The shared ledger of the data set (`apportion ledger limit`).")
     out: Path = option("A new folder for the run.", "runs/RECIPE-DATA")
+    log: str = option(
+        "Where released values are logged besides: csv:FILE, tensorboard:FOLDER or mlflow:URI.",
+        metavar="KIND:PLACE",
+    )
     recovery: str = option(
         "fresh: lost steps are drawn and paid anew. exact: repeated bit for bit, from a key in secret/.", "fresh"
     )
@@ -74,6 +80,10 @@ def train(
         raise InvalidArgument("data", None, "there is nothing to train on", fix)
     experiment, planned = _from_file(said) if "plan" in said else _from_options(said)
     if planned is None:
+        for name in ("ledger", "log"):
+            if name in said:
+                reason = "it is about what a private run releases, and this recipe has no privacy"
+                raise InvalidArgument(name, said[name], reason, "Leave it out, or choose a private recipe")
         warn_without_privacy(said["data"])
     request = RunSettings(
         experiment=experiment,
@@ -81,6 +91,7 @@ def train(
         ledger=said["ledger"].resolve() if "ledger" in said else None,
         recovery=said.get("recovery", "fresh"),
         every=said.get("checkpoint_every"),
+        log=None if "log" not in said else absolute_log(said["log"]),
     )
     folder = said.get("out") or new_folder(Path("runs"), f"{experiment.recipe[0].shown}-{said['data']}")
     _run(request, folder, data_dir, as_json=as_json, resume=False)
@@ -153,6 +164,7 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
     experiment, plan = request.experiment, None if request.plan is None else Plan.from_json(request.plan)
     subject = resolve(experiment.data, experiment.model, data_dir)
     seed = experiment.seeds[0] if experiment.seeds else None
+    log = None if request.log is None else open_log(request.log, resume=resume)
     with working_in(folder, lambda: f"go on with `apportion train --resume {folder}`"):
         if not resume:
             request.save(folder)
@@ -166,20 +178,20 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
                 progress=True,
                 plan=plan,
                 storage=request.storage(folder, resume=resume),
+                log=log,
             )
         except ApportionError:
             if not resume:
                 request.forget(folder)
             raise
+        finally:
+            if log is not None:
+                log.close()
     show_results(collect_results(experiment.title, [run]), folder, as_json=as_json)
     if as_json:
         typer.echo(json.dumps(run.to_json(history=False)))
         return
-    if plan is not None and plan.filtered and run.draws is not None and run.draws < plan.steps:
-        print_error_stream(
-            f"The {plan.rule().name} ended the run after {run.draws} of {plan.steps} draws: what was to be asked next did not fit into "
-            f"ε = {plan.budget.epsilon:g}. More steps have more noise each."
-        )
+    _say_why_it_ended(experiment, plan, run)
     if run.epsilon is not None:
         print_error_stream(f"ε = {run.epsilon_spent:.4f} {TAKEN}; {run.epsilon:.4f} {RESERVED}: the guarantee.")
         for group in run.details.get("groups", ()):
@@ -188,4 +200,22 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
         print_error_stream(
             f"{folder / PROBLEMS} says exactly which records could not be used. It is for the owner of the data: do not publish it, and do "
             "not change settings by it without counting that as a private decision."
+        )
+
+
+def _say_why_it_ended(experiment: Experiment, plan: Plan | None, run: RunResult) -> None:
+    """Tell a person about a run that did not take all steps that were planned."""
+    planned = experiment.sampling().steps if plan is None else plan.steps
+    taken = run.steps if plan is None else run.draws
+    if taken is None or taken >= planned:
+        return
+    if experiment.patience is not None:
+        price = "" if plan is None else ", and the guarantee is that of the whole plan"
+        print_error_stream(
+            f"{taken} of {planned} draws were made: --patience {experiment.patience} ends a run early{price}."
+        )
+    if plan is not None and plan.filtered and experiment.patience is None:
+        print_error_stream(
+            f"The {plan.rule().name} ended the run after {taken} of {planned} draws: what was to be asked next did not fit into "
+            f"ε = {plan.budget.epsilon:g}. More steps have more noise each."
         )

@@ -23,6 +23,7 @@ class RunSettings(BaseModel):
         experiment: data, model and how it is trained.
         plan: what is executed, as `Plan.to_json` writes it; `None` for training without privacy.
         ledger, recovery, every: as of `Storage`.
+        log: where released values are logged, as `open_log` reads it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -32,6 +33,7 @@ class RunSettings(BaseModel):
     ledger: Path | None = None
     recovery: str = "fresh"
     every: int | None = None
+    log: str | None = None
 
     def storage(self, folder: Path, *, resume: bool) -> Storage:
         """Where the run is kept."""
