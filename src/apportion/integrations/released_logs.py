@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 from apportion import validate
 from apportion.errors import InvalidArgument
@@ -41,9 +41,8 @@ class ReleasedLog(ABC):
     def write(self, entry: Entry) -> None:
         """Write down one step, as far as the disk or the server."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """The run is over, or interrupted."""
+    def close(self) -> None:  # noqa: B027
+        """The run is over, or interrupted: whatever is open is closed."""
 
     def __enter__(self) -> Self:
         return self
@@ -69,7 +68,6 @@ class CsvLog(ReleasedLog):
 
     def __init__(self, path: str | Path, *, resume: bool = False):
         self.path = _as_path(path)
-        self._file: TextIO | None = None
         if self.path.exists() and not resume:
             raise InvalidArgument(
                 "log", str(self.path), "there is such a file already", "Choose a new one, or resume=True"
@@ -77,18 +75,12 @@ class CsvLog(ReleasedLog):
         _require_folder(self.path.parent)
 
     def write(self, entry: Entry) -> None:
-        if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("a", newline="", encoding="utf-8")
-            if not self._file.tell():
-                csv.writer(self._file).writerow(_COLUMNS)
-        csv.writer(self._file).writerow([_cell(getattr(entry, name)) for name in _COLUMNS])
-        self._file.flush()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            if not file.tell():
+                rows.writerow(_COLUMNS)
+            rows.writerow([_cell(getattr(entry, name)) for name in _COLUMNS])
 
 
 class TensorBoardLog(ReleasedLog):
