@@ -45,7 +45,20 @@ MAY_IMPORT = {
     "teachers": CORE | {"compare"},
     "integrations": CORE,
     "cli": CORE
-    | {"audit", "data", "reporting", "compare", "search", "statistics", "tables", "tuning", "teachers", "advice", ""},
+    | {
+        "audit",
+        "data",
+        "reporting",
+        "compare",
+        "search",
+        "statistics",
+        "tables",
+        "tuning",
+        "teachers",
+        "advice",
+        "integrations",
+        "",
+    },
     "__main__": {"cli"},
 }
 WITHOUT_TORCH = FOUNDATION | {"accounting", "strategies", "sampling", "planning", "statistics", "tables"}

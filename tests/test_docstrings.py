@@ -24,14 +24,24 @@ from apportion import (
 )
 from apportion.sklearn import private_estimators
 from apportion.strategies.tempering import Temper
-from apportion.training import metrics, named_losses
+from apportion.training import early_stopping, metrics, named_losses
 
 ROOMS = (strategies, accounting, statistics, teachers, advice, integrations)
 STRATEGIES = [getattr(role, name) for role in (clip, noise) for name in role.__all__] + [Temper]
 
 
 def modules():
-    yield from (private_estimators, budget, execution, metrics, named_losses, request, sampling, validate)
+    yield from (
+        private_estimators,
+        budget,
+        early_stopping,
+        execution,
+        metrics,
+        named_losses,
+        request,
+        sampling,
+        validate,
+    )
     for room in ROOMS:
         for found in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
             yield importlib.import_module(found.name)

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         ValidatedNoise,
     )
     from apportion.teachers.pate import pate
+    from apportion.training.early_stopping import EarlyStopping
     from apportion.training.metrics import Metric
     from apportion.training.named_losses import Loss
     from apportion.training.private import make_private
@@ -94,6 +95,7 @@ __all__ = [
     "Context",
     "DataNotFound",
     "Domain",
+    "EarlyStopping",
     "Event",
     "Execution",
     "FeedbackNoise",
@@ -214,6 +216,7 @@ __getattr__, __dir__ = lazy_names(
         "tables": (".",),
         "teachers": (".",),
         "teachers.pate": ("pate",),
+        "training.early_stopping": ("EarlyStopping",),
         "training.named_losses": ("Loss",),
         "training.metrics": ("Metric",),
         "training.private": ("make_private",),

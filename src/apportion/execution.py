@@ -20,6 +20,12 @@ others are rounded, by amounts that grow with their number: up to 0.00024·C was
 DEFAULT_MICRO_BATCH = 512
 """About so many records are in a micro-batch if nobody says: fewer cost time for each of them, more stay in no cache."""
 
+ACCUMULATION = (
+    "Gradients are accumulated already: the batch size is chosen for the noise, which is added once a batch, "
+    "and micro_batch for the memory"
+)
+"""What people need to know who look for a way to accumulate gradients."""
+
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _MEMORY = ("it is a number of bytes", 'Use a number of bytes, or a text such as "2GB" or "512MiB"')
@@ -47,7 +53,8 @@ class Execution(Checked):
     """What can change speed and memory but never the guarantee.
 
     Args:
-        micro_batch: records whose gradients are held at one time, at most 1280. "auto" takes what fits into `memory_limit`; if there is
+        micro_batch: records whose gradients are held at one time, at most 1280. Their clipped gradients are accumulated until the batch
+            is complete: what other loops call gradient accumulation. "auto" takes what fits into `memory_limit`; if there is
             none, about 512, with room for chance (`physical_batch`), or as many as have 128 MiB of activations (`memory.py`).
         engine: "auto" takes the fastest engine that gives exact gradients. "one-pass" runs a micro-batch together, after it was proved
             that records stay apart (`proof.py`); "vmap" gives every record weights of its own, and is proved likewise; "loop" runs one

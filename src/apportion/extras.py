@@ -13,6 +13,8 @@ EXTRAS = {
     "tune": ("optuna",),
     "hf": ("transformers", "peft"),
     "tables": ("pyarrow",),
+    "log": ("tensorboard", "mlflow"),
+    "fabric": ("lightning_fabric",),
 }
 """The modules that come with each extra of the package."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from apportion.cli import options
 from apportion.cli.options import option
 from apportion.cli.output import print_error_stream, show_results, warn_without_privacy, working_in, write_results
 from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
+from apportion.compare.resolve import own_strategy
 from apportion.errors import InvalidArgument
 from apportion.extras import EXTRAS, require_extra
 from apportion.reporting.export import EXPORTS
@@ -32,8 +34,14 @@ class Options(options.Table, options.Scoring, options.Training):
     """What is said about an experiment, instead of a file or beside it."""
 
     recipe: list[str] = option("Repeatable: names from `apportion recipes`.", "non-private, abadi, default")
+    clip: str = option("Your own clip, module:Class or module:function, as one more recipe: abadi with it in place.")
+    noise: str = option("Your own noise, likewise; with --clip in the same recipe.")
+    update: str = option("Your own update, likewise.")
     seeds: list[int] = option(
         "Repeatable; makes runs reproducible and NOT private.", "secret noise, one run", name="--seed"
+    )
+    ledger: Path = option(
+        "The shared ledger of the data set: every run is admitted to it before it starts (`apportion ledger limit`)."
     )
 
 
@@ -61,25 +69,40 @@ def compare(
     from apportion.compare.experiment import experiment
     from apportion.strategies.recipes import READY
 
-    recipes = said.pop("recipe", None)
+    recipes, ledger = said.pop("recipe", None), said.pop("ledger", None)
+    own = _own_recipe({role: said.pop(role) for role in ("clip", "noise", "update") if role in said})
     settings, loss = options.split_settings(said.pop("set", None))
     if all_recipes and (file is not None or recipes):
         reason = "a file or single recipes were named as well"
         raise InvalidArgument("all-recipes", True, reason, "Pass --data, or leave --all-recipes out")
     from_file = _read(file)
     values = options.with_loss({"data": "digits"} | _override(from_file, options.with_table(said)), loss)
-    values["recipe"] = choose_recipes(from_file.get("recipe"), list(READY) if all_recipes else recipes, settings)
+    if ledger is not None and all_recipes:
+        recipes = [name for name in READY if name != "non-private"]
+    elif ledger is not None and not recipes and "recipe" not in from_file:
+        recipes = [name for name in SHORT_LIST if name != "non-private"]
+    elif all_recipes:
+        recipes = list(READY)
+    values["recipe"] = choose_recipes(from_file.get("recipe"), recipes, settings, own)
     plan = experiment(with_benchmark_budget(with_training_defaults(values)))
     plan.check()
     name = Path(file).stem if file else f"compare-{plan.data}".replace(":", "-").replace("/", "-")
     exported = out if out is not None and out.suffix.lower() in EXPORTS else None
     folder = out if out is not None and exported is None else Path("runs") / name
-    results = _run(plan, folder, data_dir, skip_unfit=all_recipes)
+    results = _run(plan, folder, data_dir, ledger, skip_unfit=all_recipes)
     show_results(results, folder, as_json=as_json)
     if exported is not None:
         print_error_stream(f"Table     {write_report(results, exported)}")
     if as_json:
         typer.echo(json.dumps(results.to_json(history=False)))
+    if results.skipped and not all_recipes:
+        raise typer.Exit(1)
+
+
+def _own_recipe(own: dict[str, str]) -> list[dict[str, Any]]:
+    """A person's own strategies as one more recipe; none if nothing was said."""
+    roles = {role: own_strategy(role, name) for role, name in own.items()}
+    return [{"name": "abadi", "label": " + ".join(own.values()), **roles}] if own else []
 
 
 def _read(file: str | None) -> dict[str, Any]:
@@ -94,7 +117,7 @@ def _read(file: str | None) -> dict[str, Any]:
     return values
 
 
-def _run(plan: Experiment, folder: Path, data_dir: Path | None, *, skip_unfit: bool) -> Results:
+def _run(plan: Experiment, folder: Path, data_dir: Path | None, ledger: Path | None, *, skip_unfit: bool) -> Results:
     """Run the comparison and return its results. results.json is replaced after each run, so that an interruption keeps what is done."""
     from apportion.compare.comparison import collect_results
     from apportion.compare.comparison import compare as run_comparison
@@ -122,13 +145,13 @@ def _run(plan: Experiment, folder: Path, data_dir: Path | None, *, skip_unfit: b
         if any(choice.name == "non-private" for choice in plan.recipe):
             warn_without_privacy(plan.data)
         results = run_comparison(
-            plan, folder, data_dir=data_dir, progress=True, announce=announce, skip_unfit=skip_unfit
+            plan, folder, data_dir=data_dir, progress=True, announce=announce, skip_unfit=skip_unfit, ledger=ledger
         )
     if skip_unfit:
         waiting = [NotRun(name, f"it needs {named(name).needs}") for name in RECIPES if name not in READY]
         results = replace(results, skipped=(*(results.skipped or ()), *waiting))
-        for skipped in results.skipped or ():
-            print_error_stream(f"{skipped.recipe:<20} skipped: {skipped.reason}")
+    for skipped in results.skipped or ():
+        print_error_stream(f"{skipped.recipe:<20} skipped: {skipped.reason}")
     return results
 
 
@@ -142,14 +165,18 @@ def _override(from_file: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]
     return merged | said
 
 
-def choose_recipes(from_file: Any, chosen: list[str] | None, settings: dict[str, Any]) -> Any:
-    """The file's recipes, or the chosen ones; each setting goes to every recipe that has such a parameter, and into its label."""
+def choose_recipes(
+    from_file: Any, chosen: list[str] | None, settings: dict[str, Any], own: Sequence[dict[str, Any]] = ()
+) -> Any:
+    """The file's recipes, or the chosen ones, and a person's own; each setting goes to every recipe that has such a parameter, and into
+    its label."""
+    from apportion.compare.experiment import as_choice
     from apportion.strategies.recipes import ROLES
 
     given = from_file if from_file is not None and not chosen else list(chosen or SHORT_LIST)
     if not isinstance(given, list):
         return given  # the file is wrong; the settings say how
-    choices: list[Any] = [{"name": choice} if isinstance(choice, str) else choice for choice in given]
+    choices: list[Any] = [*(as_choice(choice) for choice in given), *own]
     # A kind comes first: it decides which parameters there are.
     for key, value in sorted(settings.items(), key=lambda setting: not setting[0].endswith(".kind")):
         role, _, parameter = key.partition(".")

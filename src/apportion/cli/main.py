@@ -28,6 +28,7 @@ from apportion.cli.statistics_command import statistics
 from apportion.cli.train_command import train
 from apportion.cli.tune_command import tune
 from apportion.errors import ApportionError, InvalidArgument, MissingExtra
+from apportion.execution import ACCUMULATION
 from apportion.extras import EXTRAS
 
 app = typer.Typer(
@@ -90,7 +91,8 @@ def main(arguments: list[str] | None = None, commands: typer.Typer | None = None
     except _CommandLineError as error:
         if not error.format_message():  # called without a command: the help was printed
             sys.exit(2)
-        _fail(error.format_message())
+        looked_for = "accumul" in str(getattr(error, "option_name", ""))
+        _fail(f"{error.format_message()} {ACCUMULATION + ' (--micro-batch).' if looked_for else ''}")
     except OSError as error:
         _fail(f"{error.filename or 'the system'}: {error.strerror or error}. Nothing more was done.")
     except (KeyboardInterrupt, typer.Abort):

@@ -39,7 +39,9 @@ Settings = Annotated[
     list[str] | None,
     option("A hyper-parameter, e.g. clip.start=0.5. Repeatable.", name="--set", metavar="ROLE.PARAMETER=VALUE"),
 ]
-MicroBatch = Annotated[int | None, option("Records held in memory at a time; changes no result.")]
+MicroBatch = Annotated[
+    int | None, option("Records held in memory at a time; gradients are accumulated, and no result changes.")
+]
 DataDir = Annotated[Path | None, option("A place to look for data before all others.")]
 Json = Annotated[bool, option("Print JSON on the last line of standard output, all else elsewhere.", name="--json")]
 
@@ -108,6 +110,10 @@ class Scoring:
         "On test data: accuracy, auc, f1, mae, rmse, r2, or your own module:function.", "accuracy; of numbers rmse"
     )
     evaluate_every: str = option('Measure after so many steps, or epochs: 50, "1 epoch".', "about 25 times a run")
+    patience: int = option(
+        "Stop after so many measurements without a better one; the price is the whole plan's.", "all steps"
+    )
+    min_delta: float = option("By how much a score must be better, for --patience.", "0")
 
 
 class Table:

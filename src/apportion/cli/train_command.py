@@ -19,6 +19,8 @@ from apportion.compare.defaults import published_population, with_training_defau
 from apportion.compare.resolve import resolve
 from apportion.errors import ApportionError, InvalidArgument
 from apportion.extras import EXTRAS, require_extra
+from apportion.integrations.released_logs import absolute_log, open_log
+from apportion.reporting.result import RunResult
 from apportion.training.storage import PROBLEMS
 
 if TYPE_CHECKING:
@@ -39,6 +41,10 @@ class Options(options.Table, options.Scoring, options.Training):
     seed: int = option("Makes the run reproducible and NOT private: for tests.")
     ledger: Path = option("The shared ledger of the data set (`apportion ledger limit`).")
     out: Path = option("A new folder for the run.", "runs/RECIPE-DATA")
+    log: str = option(
+        "Where released values are logged besides: csv:FILE, tensorboard:FOLDER or mlflow:URI.",
+        metavar="KIND:PLACE",
+    )
     recovery: str = option(
         "fresh: lost steps are drawn and paid anew. exact: repeated bit for bit, from a key in secret/.", "fresh"
     )
@@ -88,6 +94,10 @@ def train(
     said, holdout = _hold_out(said)
     experiment, planned = _from_file(said) if "plan" in said else _from_options(said)
     if planned is None:
+        for name in ("ledger", "log"):
+            if name in said:
+                reason = "it is about what a private run releases, and this recipe has no privacy"
+                raise InvalidArgument(name, said[name], reason, "Leave it out, or choose a private recipe")
         warn_without_privacy(said["data"])
     request = RunSettings(
         experiment=experiment,
@@ -96,6 +106,7 @@ def train(
         recovery=said.get("recovery", "fresh"),
         every=said.get("checkpoint_every"),
         holdout=holdout,
+        log=None if "log" not in said else absolute_log(said["log"]),
     )
     folder = said.get("out") or new_folder(Path("runs"), f"{experiment.recipe[0].shown}-{_shown(said)}")
     _run(request, folder, data_dir, as_json=as_json, resume=False)
@@ -211,6 +222,7 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
     seed, holdout, held = experiment.seeds[0] if experiment.seeds else None, request.holdout, None
     if holdout is not None and plan is not None and not resume:
         holdout.require_room(request.ledger, plan)
+    log = None if request.log is None else open_log(request.log, resume=resume)
     with working_in(folder, lambda: f"go on with `apportion train --resume {folder}`"):
         if not resume:
             request.save(folder)
@@ -228,11 +240,15 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
                 progress=True,
                 plan=plan,
                 storage=request.storage(folder, resume=resume),
+                log=log,
             )
         except ApportionError:
             if not resume:
                 request.forget(folder)
             raise
+        finally:
+            if log is not None:
+                log.close()
         if holdout is not None and plan is not None and held is not None:
             score = ask_score(held, holdout, folder, plan.budget.unit, request.ledger, seed)
             run = with_score(run, holdout, score, folder)
@@ -241,11 +257,7 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
     if as_json:
         typer.echo(json.dumps(run.to_json(history=False)))
         return
-    if plan is not None and plan.filtered and run.draws is not None and run.draws < plan.steps:
-        print_error_stream(
-            f"The {plan.rule().name} ended the run after {run.draws} of {plan.steps} draws: what was to be asked next did not fit into "
-            f"ε = {plan.budget.epsilon:g}. More steps have more noise each."
-        )
+    _say_why_it_ended(experiment, plan, run)
     if run.epsilon is not None:
         print_error_stream(f"ε = {run.epsilon_spent:.4f} {TAKEN}; {run.epsilon:.4f} {RESERVED}: the guarantee.")
         for group in run.details.get("groups", ()):
@@ -259,11 +271,11 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
             f"{folder / PROBLEMS} says exactly which records could not be used. It is for the owner of the data: do not publish it, and do "
             "not change settings by it without counting that as a private decision."
         )
-        if request.ledger is not None:
-            print_error_stream(_advise_rule(request.ledger))
+        if request.ledger is not None and (advice := _advise_rule(request.ledger)):
+            print_error_stream(advice)
 
 
-def _advise_rule(path: Path) -> str:
+def _advise_rule(path: Path) -> str | None:
     """Whether the ledger's rule is wasteful for the runs that it has; nothing if it is not."""
     from contextlib import closing
 
@@ -271,4 +283,22 @@ def _advise_rule(path: Path) -> str:
     from apportion.accounting.sharing import advise_rule
 
     with closing(Ledger.open(path)) as ledger:
-        return advise_rule(ledger) or ""
+        return advise_rule(ledger)
+
+
+def _say_why_it_ended(experiment: Experiment, plan: Plan | None, run: RunResult) -> None:
+    """Tell a person about a run that did not take all steps that were planned."""
+    planned = experiment.sampling().steps if plan is None else plan.steps
+    taken = run.steps if plan is None else run.draws
+    if taken is None or taken >= planned:
+        return
+    if experiment.patience is not None:
+        price = "" if plan is None else ", and the guarantee is that of the whole plan"
+        print_error_stream(
+            f"{taken} of {planned} draws were made: --patience {experiment.patience} ends a run early{price}."
+        )
+    if plan is not None and plan.filtered and experiment.patience is None:
+        print_error_stream(
+            f"The {plan.rule().name} ended the run after {taken} of {planned} draws: what was to be asked next did not fit into "
+            f"ε = {plan.budget.epsilon:g}. More steps have more noise each."
+        )

@@ -23,7 +23,7 @@ from apportion.compare.table_models import in_units
 from apportion.curator.gradients.losses import LossFunction
 from apportion.curator.records import as_records
 from apportion.curator.tree import call_model, map_tensors
-from apportion.errors import InvalidArgument
+from apportion.errors import BudgetExhausted, InvalidArgument
 from apportion.execution import Execution
 from apportion.models.temper import temper
 from apportion.planning import Plan
@@ -36,11 +36,12 @@ from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
 from apportion.strategies.recipes import Recipe
 from apportion.strategies.roles import ValidatedNoise
+from apportion.training.early_stopping import EarlyStopping, require_stoppable
 from apportion.training.evaluation import Evaluation, choose_evaluation, require_measurable
 from apportion.training.history import Entry
 from apportion.training.named_losses import mean_loss
 from apportion.training.optimizers import OptimizerFactory, build_optimizer, with_momentum
-from apportion.training.progress import progress_bar
+from apportion.training.progress import Show, progress_bar
 from apportion.training.storage import Storage
 from apportion.training.train import train
 from apportion.training.versions import package_versions, source_commit
@@ -56,28 +57,45 @@ def compare(
     progress: bool | None = None,
     announce: Announce = lambda run: None,
     skip_unfit: bool = False,
+    ledger: Path | None = None,
 ) -> Results:
     """Run every recipe with every seed. `announce` is told of each run as it ends.
 
     Args:
         skip_unfit: list a recipe that is refused for this model or these settings under `skipped`, with the reason, and go on.
+        ledger: of the data set. Each run is admitted to it before it starts, or listed under `skipped` if what is left does not cover it.
     """
     experiment.check()
+    if ledger is not None:
+        require_chargeable(experiment)
     subject = resolve(experiment.data, experiment.model, data_dir, experiment.table)
-    runs, skipped = [], []
+    runs: list[RunResult] = []
+    skipped: list[NotRun] = []
     for choice in experiment.recipe:
         for seed in experiment.seeds or (None,):
             folder = new_folder(out / "runs", choice.shown if seed is None else f"{choice.shown}-seed{seed}")
             try:
-                run = run_recipe(experiment, choice, subject, seed, folder, progress)
-            except InvalidArgument as error:  # nothing was trained and nothing charged
-                if not skip_unfit:
+                run = run_recipe(experiment, choice, subject, seed, folder, progress, storage=Storage(folder, ledger))
+            except (InvalidArgument, BudgetExhausted) as error:  # nothing was trained and nothing charged
+                last = choice is experiment.recipe[-1] and not runs
+                if last or not (skip_unfit or (runs and isinstance(error, BudgetExhausted))):
                     raise
                 skipped.append(NotRun(choice.shown, str(error)))
                 break
             runs.append(run)
             announce(run)
-    return replace(collect_results(experiment.title, runs), skipped=tuple(skipped) if skip_unfit else None)
+    listed = tuple(skipped) if skip_unfit or skipped else None
+    return replace(collect_results(experiment.title, runs), skipped=listed)
+
+
+def require_chargeable(experiment: Experiment) -> None:
+    """Refuse runs that would make the promise of a ledger untrue, before any of the others is charged to it."""
+    if any(not choice.recipe().private for choice in experiment.recipe):
+        reason = "the ledger limits what all runs on this data reveal, and a run without privacy reveals the records"
+        raise InvalidArgument("recipe", "non-private", reason, "Leave it out, or the ledger")
+    if experiment.seeds:
+        reason = "a run with a seed is not private, and would make the promise of the whole data set untrue"
+        raise InvalidArgument("seeds", list(experiment.seeds), reason, "Leave them out, or the ledger")
 
 
 def collect_results(title: str, runs: Sequence[RunResult]) -> Results:
@@ -98,6 +116,7 @@ def run_recipe(
     plan: Plan | None = None,
     storage: Storage | None = None,
     probe: Callable[[nn.Module], float] | None = None,
+    log: Show | None = None,
 ) -> RunResult:
     """Train once and describe the run.
 
@@ -106,6 +125,7 @@ def run_recipe(
         plan: what is executed, if not what follows from the experiment.
         storage: how it is kept in the folder, if not as a new run.
         probe: what else is asked of a private run's model whenever it is evaluated, for data that is public; `median_norm` in the history.
+        log: is told of each step of a private run, as in `train`.
     """
     torch.manual_seed(seed or 0)  # the initial weights are public; noise never comes from this generator
     setup = _set_up(experiment, choice, subject, seed, choice.recipe() if plan is None else plan.recipe)
@@ -113,7 +133,7 @@ def run_recipe(
     if setup.recipe.private:
         plan = experiment.own(plan or experiment.plan(setup.recipe), subject)
         scheduler = _scheduler(experiment.followed(choice), setup.sampling)
-        result = _train_privately(setup, plan, scheduler, storage or Storage(folder), progress, probe)
+        result = _train_privately(setup, plan, scheduler, storage or Storage(folder), progress, probe, log)
         result = replace(result, details={**result.details, "folder": None if folder is None else str(folder)})
         if folder is not None:
             save_encoding(folder, subject, setup.recipe, choice.activation or experiment.activation)
@@ -136,6 +156,7 @@ class _Setup:
     execution: Execution
     loss: LossFunction
     evaluation: Evaluation | None
+    stop: EarlyStopping | None
     result: RunResult
 
 
@@ -150,6 +171,8 @@ def _set_up(experiment: Experiment, choice: RecipeChoice, subject: Subject, seed
         model = temper(model, **asdict(recipe.model))
     loss, metric = experiment.loss_function(), in_units(experiment.measured_by(), subject.encoding)
     evaluation = choose_evaluation(subject.test, metric, experiment.evaluate_every, sampling)
+    stop = experiment.stopping()
+    require_stoppable(stop, evaluation)
     settings = {"activation": activation, "lr": lr, "optimizer": optimizer, "momentum": momentum}
     settings |= experiment.describe_loss() | (
         Measure(metric.name, metric.better).to_json() if subject.test is not None else {}
@@ -164,7 +187,7 @@ def _set_up(experiment: Experiment, choice: RecipeChoice, subject: Subject, seed
         details=settings | {"lr_follows": choice.lr_follows, "clip": None, "noise": None, "update": None},
     )
     factory, execution = with_momentum(optimizer, momentum), Execution(micro_batch=experiment.micro_batch)
-    return _Setup(recipe, sampling, subject, model, lr, factory, execution, loss, evaluation, result)
+    return _Setup(recipe, sampling, subject, model, lr, factory, execution, loss, evaluation, stop, result)
 
 
 def _train_without_privacy(setup: _Setup) -> RunResult:
@@ -181,6 +204,7 @@ def _train_without_privacy(setup: _Setup) -> RunResult:
     size = max(1, round(setup.sampling.expected_batch_size))
     order = np.empty(0, dtype=np.int64)
     history: list[HistoryEntry] = []
+    scores: list[float | None] = []
     model.train()
     for step in range(1, steps + 1):
         if len(order) < size:
@@ -192,8 +216,11 @@ def _train_without_privacy(setup: _Setup) -> RunResult:
         updates.step()
         history.append(HistoryEntry(step))
         if evaluation is not None and evaluation.is_due(step, setup.sampling):
-            history[-1] = history[-1].with_score(evaluation.metric.name, evaluation.measure(model))
-    return replace(setup.result, private=False, history=tuple(history))
+            scores.append(evaluation.measure(model))
+            history[-1] = history[-1].with_score(evaluation.metric.name, scores[-1])
+            if setup.stop is not None and setup.stop.is_reached(scores, evaluation.metric.better):
+                break
+    return replace(setup.result, private=False, steps=len(history), history=tuple(history))
 
 
 def _train_privately(
@@ -203,6 +230,7 @@ def _train_privately(
     storage: Storage,
     progress: bool | None,
     probe: Callable[[nn.Module], float] | None,
+    log: Show | None,
 ) -> RunResult:
     known, probed = setup.result, {}
     records = as_records(setup.subject.train)
@@ -236,6 +264,8 @@ def _train_privately(
             storage=storage,
             domain=setup.subject.domain,
             progress=look,
+            log=log,
+            stop=setup.stop,
         )
     history = [entry.as_json() | probed.get(entry.step, {}) for entry in run.history]
     found = describe_run(run.statement(), run.configuration(), history)

@@ -16,10 +16,12 @@ from apportion.compare.resolve import call_own, find_own, is_own
 from apportion.compare.table_subject import TableChoice
 from apportion.curator.gradients.losses import LossFunction
 from apportion.errors import InvalidArgument
+from apportion.execution import ACCUMULATION
 from apportion.planning import Plan, plan_steps
 from apportion.sampling import Sampling
 from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.recipes import ROLES, Recipe, named
+from apportion.training.early_stopping import EarlyStopping
 from apportion.training.evaluation import choose_evaluation
 from apportion.training.metrics import Metric, as_metric
 from apportion.training.named_losses import Loss
@@ -34,10 +36,21 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def as_choice(value: Any) -> Any:
+    """One recipe as a table: a name alone is that recipe, and a name in a role is a kind, such as a person's own `module:Class`."""
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, dict):
+        return value
+    return value | {role: {"kind": value[role]} for role in ROLES if isinstance(value.get(role), str)}
+
+
 class RecipeChoice(StrictModel):
     """One recipe of a comparison, with its own hyper-parameters where they differ from the experiment's.
 
     Args:
+        clip, noise, update, people: hyper-parameters of the role; with `kind`, or by the kind alone, another strategy: a built-in one, or a
+            person's own `module:Class`.
         label: what it is called in results; its name if nothing is said.
         lr_follows: the label of another recipe of the experiment, whose clip is known in advance. The learning rate then is η·C_t/C_1 with
             its C_t, so that a fixed clip stands beside a decaying one as its control.
@@ -59,7 +72,7 @@ class RecipeChoice(StrictModel):
     @classmethod
     def _by_name(cls, value: Any) -> Any:
         """A name alone is a recipe with its defaults."""
-        return {"name": value} if isinstance(value, str) else value
+        return as_choice(value)
 
     @property
     def shown(self) -> str:
@@ -103,6 +116,7 @@ class Experiment(PeopleSettings):
         count_usable: whether plans count usable records in their first steps.
         metric, evaluate_every: as of `apportion.train`; a metric may also be a person's own `module:function`.
         table: how `data` is read if it is a CSV or Parquet file.
+        patience, min_delta: as of `apportion.EarlyStopping`; without a patience all steps are taken.
     """
 
     title: str = "Comparison"
@@ -124,6 +138,8 @@ class Experiment(PeopleSettings):
     loss: LossChoice | None = None
     metric: str | None = None
     evaluate_every: int | str | None = None
+    patience: int | None = None
+    min_delta: float | None = None
     seeds: tuple[Seed, ...] = ()
     micro_batch: int | Literal["auto"] = "auto"
     count_usable: bool = True
@@ -137,7 +153,7 @@ class Experiment(PeopleSettings):
         kind: dict[str, Any] = {"kind": KINDS[validate.known("people", values["people"], KINDS)]}
         treated: list[Any] = []
         for one in values["recipe"]:
-            choice = {"name": one} if isinstance(one, str) else one
+            choice = as_choice(one)
             if isinstance(choice, dict) and choice.get("name") != "non-private":
                 choice = choice | {"people": kind | choice.get("people", {})}
             treated.append(choice)
@@ -165,6 +181,15 @@ class Experiment(PeopleSettings):
         own = self.metric is not None and is_own(self.metric)
         return as_metric(_own_function("metric", self.metric or "") if own else self.metric, self.loss_function())
 
+    def stopping(self) -> EarlyStopping | None:
+        """What ends runs early; `None` if nothing does."""
+        if self.patience is None:
+            if self.min_delta is not None:
+                reason = "it belongs to a patience, and without one all steps are taken"
+                raise InvalidArgument("min_delta", self.min_delta, reason, "Say patience too, such as patience = 5")
+            return None
+        return EarlyStopping(self.patience, self.min_delta or 0.0)
+
     def budget(self) -> Budget:
         """The budget; each of its three parts must have been said."""
         share = "for which part of probability e^ε need not bound the ratio is your decision; below 1/population"
@@ -189,6 +214,7 @@ class Experiment(PeopleSettings):
         if not self.recipe:
             raise InvalidArgument("recipe", (), "there is nothing to run", 'Write recipe = ["abadi"], or [[recipe]]')
         choose_evaluation(None, self.measured_by(), self.evaluate_every, self.sampling())
+        self.stopping()
         shown = [choice.shown for choice in self.recipe]
         if twice := sorted({name for name in shown if shown.count(name) > 1}):
             reason = "two entries have the same name, and their results would be mixed up"
@@ -256,6 +282,9 @@ def validated(kind: type[Kind], values: dict[str, Any]) -> Kind:
         loc = [str(part) for part in first["loc"]]
         place = ".".join(loc)
         if first["type"] == "extra_forbidden":
+            if loc[-1] in ("accumulate", "accumulation_steps", "gradient_accumulation_steps"):
+                fix = "Set micro_batch, or leave it out"
+                raise InvalidArgument(place, validate.shown(first.get("input")), ACCUMULATION, fix) from None
             owner = kind if len(loc) == 1 else _part_of(kind.model_fields[loc[0]].annotation)
             validate.known(place, loc[-1], owner.model_fields, "there is no such setting")
         raise InvalidArgument(place, first.get("input"), first["msg"].lower(), "Correct this setting") from None

@@ -16,6 +16,8 @@ from apportion.budget import Public
 from apportion.data import DataSet
 from apportion.domain import Domain
 from apportion.errors import ApportionError, InvalidArgument
+from apportion.strategies.descriptions import build, describe
+from apportion.strategies.recipes.recipe import require_role
 
 if TYPE_CHECKING:
     from torch import nn
@@ -118,6 +120,19 @@ def call_own(argument: str, name: str) -> Any:
     except Exception as error:
         reason = f"calling it failed with {type(error).__name__}: {error}"
         raise InvalidArgument(argument, name, reason, "It must work without arguments") from error
+
+
+def own_strategy(role: str, name: str) -> dict[str, Any]:
+    """A strategy as data, for a recipe: by its kind, built-in or a person's own `module:Class`, or as a `module:function` returns it."""
+    if not is_own(name) or isinstance(find_own(role, name), type):
+        return {"kind": name}
+    strategy = call_own(role, name)
+    require_role(role, strategy)
+    described = describe(strategy)
+    if build(role, described) != strategy:
+        reason = f"the {type(strategy).__name__} that it returns is another one when it is built again from its settings {described}"
+        raise InvalidArgument(role, name, reason, "Make its class a frozen dataclass of numbers and texts")
+    return described
 
 
 def own_model(name: str, activation: str | None = None) -> nn.Module:

@@ -25,6 +25,7 @@ class RunSettings(BaseModel):
         plan: what is executed, as `Plan.to_json` writes it; `None` for training without privacy.
         ledger, recovery, every: as of `Storage`.
         holdout: which records of a table are held out.
+        log: where released values are logged, as `open_log` reads it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -35,6 +36,7 @@ class RunSettings(BaseModel):
     recovery: str = "fresh"
     every: int | None = None
     holdout: HoldoutChoice | None = None
+    log: str | None = None
 
     def storage(self, folder: Path, *, resume: bool) -> Storage:
         """Where the run is kept."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from apportion.curator.curator import LossFunction
+from apportion.training.early_stopping import EarlyStopping
 from apportion.training.evaluation import Evaluation
 from apportion.training.history import Entry
 from apportion.training.session import Session
@@ -15,9 +16,10 @@ def take_steps(
     loss_fn: LossFunction,
     evaluation: Evaluation | None = None,
     show: Callable[[Entry], None] = lambda entry: None,
+    stop: EarlyStopping | None = None,
 ) -> None:
-    """Spend every token that is left. `show` is told of each step."""
-    while session.account.left and session.affords(request := session.next_request()):
+    """Spend every token that is left, unless `stop` ends the run before. `show` is told of each step."""
+    while session.account.left and not _is_over(session, stop) and session.affords(request := session.next_request()):
         entry = session.apply(session.curator.answer(request, loss_fn))
         measured = (
             evaluation if evaluation is not None and evaluation.is_due(session.step, session.plan.sampling) else None
@@ -31,6 +33,14 @@ def take_steps(
         session.entries[-1], evaluation
     ):  # a filter ended the run before its last step
         session.report(evaluation)
+
+
+def _is_over(session: Session, stop: EarlyStopping | None) -> bool:
+    """Whether the scores so far end the run: a question that arises where the last step was measured."""
+    if stop is None or session.metric is None or not session.entries or session.entries[-1].metric is None:
+        return False
+    scores = [entry.score for entry in session.entries if entry.metric is not None]
+    return stop.is_reached(scores, session.metric.better)
 
 
 def _is_unfinished(last: Entry, evaluation: Evaluation | None) -> bool:

@@ -4,7 +4,7 @@ released values."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,8 @@ from apportion.errors import InvalidArgument
 
 OptimizerFactory = Callable[..., Optimizer]
 
+GROUPS = 'torch.optim.SGD([{"params": body.parameters()}, {"params": head.parameters(), "lr": 1.0}], lr=0.1)'
+"""How parts of a model get settings of their own."""
 NAMED: dict[str, OptimizerFactory] = {
     "sgd": torch.optim.SGD,
     "momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
@@ -38,6 +40,7 @@ def build_optimizer(model: nn.Module, optimizer: str | OptimizerFactory, lr: flo
             "train builds the optimiser itself",
             "Pass a name, or the class: optimizer=torch.optim.SGD; or use make_private for a loop of your own",
         )
+    _require_one(optimizer)
     factory = NAMED[validate.known("optimizer", optimizer, NAMED)] if isinstance(optimizer, str) else optimizer
     built = factory(list(trained_parameters(model).values()), lr=lr)
     require_plain_step(built)
@@ -60,8 +63,20 @@ def require_momentum(optimizer: str, momentum: float) -> None:
         )
 
 
+def _require_one(optimizer: object) -> None:
+    """Refuse several optimisers: a step releases one gradient, of all trained parameters at once."""
+    if isinstance(optimizer, (Sequence, Mapping)) and not isinstance(optimizer, str):
+        raise InvalidArgument(
+            "optimizer",
+            f"{type(optimizer).__name__} of {len(optimizer)}",
+            "a step releases one gradient of all trained parameters, and one optimizer applies it",
+            f"Use parameter groups of one optimizer: {GROUPS}",
+        )
+
+
 def require_plain_step(optimizer: Optimizer) -> None:
-    """Refuse optimisers that evaluate the loss themselves: every evaluation would be another question to the records."""
+    """Refuse several optimisers, and those that evaluate the loss themselves: every evaluation would be another question to the records."""
+    _require_one(optimizer)
     if not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgument(
             "optimizer",
@@ -119,7 +134,7 @@ def require_same_parameters(model: nn.Module, optimizer: Optimizer) -> None:
             "optimizer",
             [names[key] for key in missing],
             "the optimiser does not hold these trained parameters, so noise would be spent on them for nothing",
-            "Add them to the optimiser, or freeze them with requires_grad_(False)",
+            f"Add them, as parameter groups if they need settings of their own: {GROUPS}; or freeze them with requires_grad_(False)",
         )
 
 

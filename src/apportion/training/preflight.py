@@ -39,6 +39,13 @@ def require_one_process(model: nn.Module | None = None) -> None:
         raise InvalidArgument("processes", started, reason, fix)
 
 
+def require_callable(argument: str, value: object) -> None:
+    """Refuse what is told of each step and cannot be."""
+    if value is not None and not callable(value):
+        fix = "Pass a function of an Entry, such as apportion.integrations.CsvLog(path)"
+        raise InvalidArgument(argument, validate.shown(value), f"it is a {type(value).__name__}", fix)
+
+
 def expected_domain(
     declared: Domain | None, model: nn.Module, loss_fn: LossFunction | None, records: Records
 ) -> Domain:

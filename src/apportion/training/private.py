@@ -31,13 +31,15 @@ from apportion.curator.tree import batch_size as size_of
 from apportion.curator.tree import map_tensors, tensor_leaves
 from apportion.domain import Domain
 from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
-from apportion.execution import Execution
+from apportion.execution import ACCUMULATION, Execution
 from apportion.planning import Plan, require_plan
 from apportion.strategies.context import epoch_length
 from apportion.training.evaluation import require_measurable, require_public
+from apportion.training.fabric import without_fabric
 from apportion.training.history import Entry
 from apportion.training.opening import open_session, require_trainable
-from apportion.training.preflight import expected_domain, require_one_process
+from apportion.training.preflight import expected_domain, require_callable, require_one_process
+from apportion.training.progress import Show
 from apportion.training.record_loss import Reduction, per_record_scale, require_separable
 from apportion.training.run import Run
 from apportion.training.session import Session, Setup
@@ -158,8 +160,8 @@ class PrivateOptimizer:
 class Private:
     """A private run whose loop is the person's own: `batches`, `model`, `optimizer`, and what every `Run` offers."""
 
-    def __init__(self, session: Session, reduction: Reduction):
-        self._session = session
+    def __init__(self, session: Session, reduction: Reduction, log: Show | None = None):
+        self._session, self._log = session, log
         self.run = Run(session)
         self.model = PrivateModel(session.engine, reduction)
         self.optimizer = PrivateOptimizer(self, session.optimizer)
@@ -256,7 +258,7 @@ class Private:
                 yield piece.batch
                 if current.stage != "stepped":
                     raise WrongOrder(
-                        "a batch was left without private.optimizer.step(): its records would be missing from the sum"
+                        f"a batch was left without private.optimizer.step(): its records would be missing from the sum. {ACCUMULATION}"
                     )
                 piece = following
 
@@ -282,8 +284,12 @@ class Private:
                 "the private batch size. Pass the scheduler to make_private(scheduler=...), or change settings between two calls of "
                 "batches(epochs=1)"
             )
-        self._session.apply(draw.release())
+        entry = self._session.apply(draw.release())
+        if self._session.report_is_due:
+            entry = self._session.report(None)
         self._session.write_checkpoint_if_due()
+        if self._log is not None:
+            self._log(entry)
         self._session.require_usable()
         if self._settings is not None:
             self._settings = _settings_of(self._session.optimizer)
@@ -306,15 +312,18 @@ def make_private(
     seed: int | None = None,
     storage: Storage | None = None,
     domain: Domain | None = None,
+    log: Show | None = None,
 ) -> Private:
     """Make a training loop of one's own private. Arguments as in `train`, and:
 
     Args:
-        optimizer: a torch optimiser over the parameters of `model`.
+        model, optimizer: a module and a torch optimiser over its parameters, as they are or as `fabric.setup` returns them. Settings of
+            their own for parts of the model are parameter groups of that optimiser.
         loss_reduction: how the loop's loss turns records into one number: "mean" or "sum". A loss with one value a record
             (reduction="none") needs no declaration and is the safest. A contradiction that can be seen is refused.
         scheduler: a learning-rate scheduler of `optimizer`, stepped once a logical step, also after empty draws.
         validation: as in `train`, for recipes that choose by it.
+        log: is called with the `Entry` of each logical step, as in `train`. What the loop itself sees must not be logged.
         domain: as in `train`; batches do not hold records outside of it. The loss is not known here, so classes must be declared.
 
     Returns:
@@ -322,7 +331,9 @@ def make_private(
     """
     validate.known("loss_reduction", loss_reduction, ("mean", "sum"))
     require_plan(plan)
+    model, optimizer = without_fabric(model), without_fabric(optimizer)
     require_one_process(model)
+    require_callable("log", log)
     records, execution = as_records(data), execution or Execution()
     setup = Setup(
         model=model,
@@ -342,4 +353,4 @@ def make_private(
         require_measurable(
             model, validation, "validation"
         )  # not at the first step that asks, when something was charged
-    return Private(open_session(setup), loss_reduction)
+    return Private(open_session(setup), loss_reduction, log)

@@ -18,13 +18,16 @@ from apportion.errors import InvalidArgument, TakenOver
 from apportion.execution import Execution
 from apportion.models.check import copy_model
 from apportion.planning import Plan, require_plan
+from apportion.training.early_stopping import EarlyStopping, require_stoppable
 from apportion.training.evaluation import Evaluation, choose_evaluation, require_measurable, require_public
+from apportion.training.fabric import without_fabric
+from apportion.training.history import Entry
 from apportion.training.loop import take_steps
 from apportion.training.metrics import Metric, Score, as_metric
 from apportion.training.named_losses import as_loss
 from apportion.training.opening import open_session, require_trainable
 from apportion.training.optimizers import OptimizerFactory, build_optimizer
-from apportion.training.preflight import expected_domain, require_one_process
+from apportion.training.preflight import expected_domain, require_callable, require_one_process
 from apportion.training.progress import Show, progress_bar
 from apportion.training.run import Run
 from apportion.training.session import Session, Setup
@@ -49,6 +52,8 @@ def train(
     storage: Storage | None = None,
     domain: Domain | None = None,
     progress: bool | Show | None = None,
+    log: Show | None = None,
+    stop: EarlyStopping | None = None,
 ) -> Run:
     """Train `model` on private records as planned. The model is trained in place.
 
@@ -64,7 +69,7 @@ def train(
             tuple of inputs as model(*x), with a dict as model(**x).
         plan: what is executed: `apportion.plan(recipe, budget=..., population=..., batch_size=..., epochs=...)`.
         lr, optimizer: what applies the released gradients: a name ("sgd", "momentum", "adam", "adamw", "rmsprop") or a
-            factory such as `torch.optim.SGD`.
+            factory such as `torch.optim.SGD`; parts of the model with settings of their own are parameter groups of that one optimiser.
         scheduler: makes a learning-rate scheduler for the optimiser, stepped once a step, e.g.
             `lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.999)`.
         evaluate: data declared public, on which the model is measured during the run; with averaged weights, where they are kept.
@@ -80,7 +85,10 @@ def train(
         domain: which values records may have, such as `apportion.Domain(classes=10)`: one with others contributes nothing, and takes no
             longer. With a loss of class numbers (`cross_entropy`, `nll_loss`) the classes follow from the model's outputs.
         progress: a bar, by default only in a terminal; or a function that is called with the `Entry` of each step after it was
-            taken: released values and public facts, for a log of your own.
+            taken: released values and public facts.
+        log: a function that is called in the same way, beside the bar: one of `apportion.integrations`, such as `CsvLog("steps.csv")`, or
+            your own.
+        stop: ends the run early by the scores on `evaluate`. The price stays that of the whole plan.
 
     Returns:
         A `Run`: `run.epsilon()`, `run.history`, `run.statement()`, `run.report("run.html")`, `run.save(folder)`.
@@ -91,6 +99,7 @@ def train(
         UnusableRecords: after the first few steps, if by a noisy count most records contribute nothing.
     """
     _require(model, nn.Module, "model", "a torch.nn.Module")
+    model = without_fabric(model)
     require_plan(plan)
     execution, storage = execution or Execution(), storage or Storage()
     _require(execution, Execution, "execution", "apportion.Execution(micro_batch=64)")
@@ -108,6 +117,8 @@ def train(
             require_public(one, argument)
     loss_fn = as_loss(loss_fn)
     evaluation = choose_evaluation(evaluate, as_metric(metric, loss_fn), evaluate_every, plan.sampling)
+    require_stoppable(stop, evaluation)
+    require_callable("log", log)
     records = as_records(data)
     was_training = model.training
     choice = require_trainable(model, loss_fn, records, execution)
@@ -134,19 +145,32 @@ def train(
     if isinstance(loss_fn, nn.Module):
         loss_fn = copy_model(loss_fn)  # a loss that remembers what it saw must not hand it out
     try:
-        return _run(session, loss_fn, evaluation, progress)
+        return _run(session, loss_fn, evaluation, stop, progress, log or (lambda entry: None))
     finally:
         model.train(was_training)
 
 
-def _run(session: Session, loss_fn: LossFunction, evaluation: Evaluation | None, progress: bool | Show | None) -> Run:
+def _run(
+    session: Session,
+    loss_fn: LossFunction,
+    evaluation: Evaluation | None,
+    stop: EarlyStopping | None,
+    progress: bool | Show | None,
+    log: Show,
+) -> Run:
     """Take all steps. What was charged, and what came of it, is not lost when they are interrupted."""
     run, folder = Run(session), session.storage.folder
     plan, ours = session.plan, True
     shown = None if callable(progress) else progress
     try:
-        with progress_bar(plan.recipe.name, plan.steps, plan.budget.epsilon, enabled=shown) as show:
-            take_steps(session, loss_fn, evaluation, progress if callable(progress) else show)
+        with progress_bar(plan.recipe.name, plan.steps, plan.budget.epsilon, enabled=shown) as bar:
+            show = progress if callable(progress) else bar
+
+            def tell(entry: Entry) -> None:
+                show(entry)
+                log(entry)
+
+            take_steps(session, loss_fn, evaluation, tell, stop)
     except TakenOver:
         ours = False
         raise

@@ -170,7 +170,10 @@ class Recipe:
                     f"set {key}", validate.shown(value), f"the recipe {self.name!r} has no {role}", "Leave it out"
                 )
             changed.setdefault(role, {})[parameter] = value
-        return dataclasses.replace(self, **{role: self._replaced(role, values) for role, values in changed.items()})
+        roles = {role: self._replaced(role, values) for role, values in changed.items()}
+        if _owns_both(roles.get("clip")):
+            roles.setdefault("noise", None)  # which is then the clip's
+        return dataclasses.replace(self, **roles)
 
     def _replaced(self, role: str, values: Mapping[str, Any]) -> Any:
         if "kind" in values:
