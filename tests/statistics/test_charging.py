@@ -199,4 +199,6 @@ def test_an_answer_can_be_stored():
         "paid": {"everybody": 0.25},
         "left": None,
         "private": False,
+        "classes": [],
+        "delta": 0.0,
     }

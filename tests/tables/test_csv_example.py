@@ -12,6 +12,7 @@ from apportion.cli.main import main
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_from_csv.py"
 
 
+@pytest.mark.slow
 def test_the_example_predicts(tmp_path, capsys):
     names = runpy.run_path(str(EXAMPLE))
     names["main"](names["make_patients"](tmp_path / "t.csv"), tmp_path / "run")

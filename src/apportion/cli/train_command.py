@@ -127,10 +127,12 @@ def _hold_out(said: dict[str, Any]) -> tuple[dict[str, Any], HoldoutChoice | Non
             raise InvalidArgument("holdout_epsilon", said["holdout_epsilon"], reason, "Pass --holdout 0.2 too")
         return said, None
     fraction = validate.in_open_unit("holdout", said["holdout"], "it is a part of the records", "Try --holdout 0.2")
-    for name in ("plan", "group"):
+    paid = "the score of held-out records is paid from --epsilon, and there is none"
+    apart = "a file has an entry for every record, also for those that are held out"
+    for name, reason in {"plan": paid, "group": paid, "user_ids": apart}.items():
         if name in said:
-            reason = "the score of held-out records is paid from --epsilon, and there is none"
-            raise InvalidArgument("holdout", fraction, reason, f"Leave --{name} out, or measure on public data: --test")
+            fix = f"Leave --{name.replace('_', '-')} out, or measure on public data: --test"
+            raise InvalidArgument("holdout", fraction, reason, fix)
     if "table" not in said or "test" in said["table"] or said.get("recipe") == ["non-private"]:
         reason = "it is for private training on a table without public records to measure on"
         raise InvalidArgument("holdout", fraction, reason, "Leave it out, or pass --schema and no --test")

@@ -98,7 +98,12 @@ def split_subject(subject: Subject, choice: HoldoutChoice, folder: Path, unit: U
 
 
 def _units(table: EncodedTable, unit: Unit) -> tuple[str | None, ...]:
-    return table.owners or (None,) * len(table.names) if isinstance(unit, User) else table.names
+    if not isinstance(unit, User):
+        return table.names
+    if table.owners is None:
+        reason = "users are held out as a whole, and the schema does not say whose each record is"
+        raise InvalidArgument("holdout", "of users", reason, 'Write unit = "patient" into the schema, with its column')
+    return table.owners
 
 
 def ask_score(
@@ -123,10 +128,10 @@ def ask_score(
     values = _values(predictor.answer(held.inputs), held, predictor.encoding.classes is not None)
     if isinstance(unit, User):
         values = _pooled(values, held)
+    replace_file(folder / ASKED, b"")  # before the charge: whoever goes on after a crash must not ask again
     if ledger is None and seed is None:
         ledger = folder / LEDGER
         Ledger.create(ledger).close()
-    replace_file(folder / ASKED, b"")
     terms: dict[str, Any] = {"budget": choice.budget(unit), "storage": ledger, "seed": seed, "pooled": True}
     try:
         asked = mean(values, bounds=(0.0, 1.0), **terms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,15 @@ def read_facts(source: Any) -> RunFacts:
     else:
         raise InvalidArgument("run", type(source).__name__, "it is not a run", _FIX)
     _require_statement(found, source)
-    return found
+    return _with_held_out_score(found)
+
+
+def _with_held_out_score(facts: RunFacts) -> RunFacts:
+    """ε of a run whose noisy score of held-out records was released too: that of both together."""
+    held = facts.statement.get("holdout")
+    if held is None:
+        return facts
+    return replace(facts, statement={**facts.statement, "epsilon": facts.statement["epsilon"] + held["epsilon"]})
 
 
 def _read_folder(folder: Path) -> RunFacts:
@@ -122,5 +130,8 @@ def _require_statement(facts: RunFacts, source: Any) -> None:
     wrong += [name for name in ("covered", "not_covered") if not isinstance(facts.statement.get(name), list)]
     wrong += [name for name in ("clip", "noise", "versions") if not isinstance(facts.statement.get(name), Mapping)]
     wrong += [] if isinstance(facts.statement.get("private"), bool) else ["private"]
+    held = facts.statement.get("holdout")
+    if held is not None and (not isinstance(held, Mapping) or as_number(held.get("epsilon")) is None):
+        wrong.append("the ε of holdout")
     if wrong:
         raise InvalidArgument("run", shown, f"its statement lacks {', '.join(wrong)}", "Restore public/privacy.json")
