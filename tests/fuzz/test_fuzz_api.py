@@ -45,6 +45,7 @@ def fill(rule):
 
 CALLS = {
     "Budget": (ap.Budget, {"epsilon": 3.0, "delta": 1e-5, "unit": ap.Record()}),
+    "EarlyStopping": (ap.EarlyStopping, {"patience": 5, "min_delta": 0.1}),
     "Event": (Event, {"sample_rate": 0.1, "noise_multiplier": 1.0}),
     "ClippedSum": (ClippedSum, {"threshold": 1.0, "parameters": ("a",), "share": 1.0, "headroom": 1e-4}),
     "Request": (

@@ -140,7 +140,9 @@ def test_neighbours_are_logged_alike(way, tmp_path, monkeypatch):
     after = logged(way, outlier, again, tmp_path / "with", monkeypatch)
     assert [len(step.members) for step in again.steps] != [len(step.members) for step in recorder.steps]
     assert after == before
-    assert len(before[0].splitlines()) == 1 + 6
+    rows = list(csv.DictReader(before[0].decode().splitlines()))
+    assert [row["step"] for row in rows] == list("123456")
+    assert float(rows[-1]["epsilon"]) > float(rows[0]["epsilon"]) > 0  # also of a loop of one's own
 
 
 def test_no_log_has_the_time_of_a_step(monkeypatch, tmp_path):

@@ -294,7 +294,7 @@ def mistake_other_records(run, x, y):
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
-        (mistake_no_step, "left without private.optimizer.step"),
+        (mistake_no_step, "left without private.optimizer.step.*Gradients are accumulated already"),
         (mistake_no_backward, "before each private.optimizer.step"),
         (mistake_two_forwards, "called twice"),
         (mistake_two_backwards, "twice on one batch"),
