@@ -356,3 +356,8 @@ def seconds(action):
     started = time.perf_counter()
     action()
     return time.perf_counter() - started
+
+
+def test_a_path_may_be_a_text(tmp_path):
+    Ledger.create(str(tmp_path / "one.sqlite")).close()
+    assert not list(Ledger.open(str(tmp_path / "one.sqlite")).charges())

@@ -83,12 +83,13 @@ class Ledger:
                 raise TypeError
 
     @classmethod
-    def create(cls, path: Path | None = None, *, name: str | None = None, rule: RunRule | None = None) -> Ledger:
+    def create(cls, path: Path | str | None = None, *, name: str | None = None, rule: RunRule | None = None) -> Ledger:
         """A new, empty ledger; in memory for `path=None`. Refuses a file that exists: spending is never overwritten.
 
         Args:
             name, rule: declare a data set and its limit, for good. Without them it is the ledger of a single run.
         """
+        path = None if path is None else Path(path)
         limit = None if rule is None else {"epsilon": rule.limit.epsilon, "delta": rule.limit.delta}
         capacity = Cost() if rule is None else rule.capacity()
         declaration = {
@@ -115,14 +116,14 @@ class Ledger:
             raise
 
     @classmethod
-    def open(cls, path: Path) -> Ledger:
+    def open(cls, path: Path | str) -> Ledger:
         """An existing ledger, to be read. A damaged one can be read too, as far as SQLite can; `verify` tells."""
-        return cls(Chain(path, read_only=True))
+        return cls(Chain(Path(path), read_only=True))
 
     @classmethod
-    def attach(cls, path: Path) -> Ledger:
+    def attach(cls, path: Path | str) -> Ledger:
         """An existing ledger, to be charged. A damaged one is refused: what it says was spent is no longer known."""
-        ledger = cls(Chain(path))
+        ledger = cls(Chain(Path(path)))
         if damage := ledger.verify():
             ledger.close()
             raise InvalidArgument(
