@@ -77,6 +77,9 @@ def test_values_of_private_records_change_no_exit_code_and_no_word(apportion, fi
         code, _, err = apportion("train", *TABLE, *FAST, *BUDGET, *RECORD, "--seed", "0", *out)
         assert code == 0
         said.append(err.replace(f"run{number}", "run"))
+    problems = (files / "run2/secret/problems.jsonl").read_text()
+    for kind in ("age: out of range", "sex: missing", "ill: unknown category"):
+        assert json.dumps({"while_reading": kind, "times": 1}) in problems
     assert len(set(said)) == 1
 
 
