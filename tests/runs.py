@@ -44,11 +44,11 @@ def _arguments(options):
     kept = Recovery() if (given := options.pop("recovery", None)) is None else given
     folder = options.pop("out", None)
     roles = {role: options.pop(role, None) for role in ("clip", "noise", "update")}
-    names = ("budget", "population", "batch_size", "epochs", "sample_rate", "steps")
+    names = ("budget", "population", "batch_size", "epochs", "sample_rate", "steps", "count_usable")
     sampling = {name: options.pop(name) for name in names if name in options}
     spare = kept.spare or 0
     if kept.spare is None and folder is not None:
-        declared = {name: value for name, value in sampling.items() if name != "budget"}
+        declared = {name: value for name, value in sampling.items() if name not in ("budget", "count_usable")}
         spare = Sampling.declare(**{"population": None, **declared}).steps // 100
     plan = ap.plan(recipe(**roles), **sampling, spare=spare)
     storage = ap.Storage(

@@ -61,7 +61,8 @@ def drawn():
 
 @pytest.mark.parametrize("chosen", list(drawn()))
 def test_a_combination_is_within_budget_and_holds(model, records, budget, chosen):
-    run = runs.train(model, LOSS, records, budget=budget, population=400, sample_rate=0.3, steps=6, lr=0.1, **chosen)
+    declared = {"budget": budget, "population": 400, "sample_rate": 0.3, "steps": 6, "count_usable": False}
+    run = runs.train(model, LOSS, records, **declared, lr=0.1, **chosen)
     assert 0.98 * budget.epsilon <= run.epsilon() <= budget.epsilon
     report = replay(model, LOSS, records, steps=3, **chosen)
     report.require()

@@ -325,6 +325,7 @@ def test_a_candidate_is_an_epoch_of_the_librarys_own_training(momentum_trainer):
         population=len(data.train[0]),
         batch_size=256,
         epochs=1,
+        count_usable=False,
         lr=0.5,
         optimizer="momentum",
         clip=ap.clip.Fixed(0.7),
