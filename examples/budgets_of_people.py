@@ -32,9 +32,7 @@ def main(steps: int = 200) -> None:
         plan = ap.plan("default", budget=budget, population=1437, sample_rate=0.2, steps=steps)
         with tempfile.TemporaryDirectory() as folder:
             storage = ap.Storage(Path(folder) / "run")
-            run = ap.train(
-                model(), "cross-entropy", digits.train, plan, lr=2.0, evaluate=digits.test, storage=storage
-            )
+            run = ap.train(model(), "cross-entropy", digits.train, plan, lr=2.0, evaluate=digits.test, storage=storage)
             print(f"{name}: accuracy {run.history[-1].test_accuracy:.1%}, usable records about {run.usable or 0:.0%}")
             for group in plan.budget.groups:
                 print(f"  {group.name}: ε = {run.epsilon(group=group.name):.2f} of {group.epsilon:g}")

@@ -935,7 +935,7 @@ def combinations(number):
 )
 def test_a_combination_is_within_budget_and_holds(clip, noise, update, records, budget):
     recipe = ap.Recipe(clip=clip, noise=noise, update=update)
-    plan = ap.plan(recipe, budget=budget, population=400, sample_rate=0.3, steps=6)
+    plan = ap.plan(recipe, budget=budget, population=400, sample_rate=0.3, steps=6, count_usable=False)
     run = train(plan, records, lr=0.1)
     require_within(plan, events_of(run))
     assert 0.98 * budget.epsilon <= run.epsilon() <= budget.epsilon

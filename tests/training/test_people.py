@@ -41,7 +41,8 @@ UNITS = {
 def make_plan(unit="record", people=None, recipe="abadi", steps=5, spare=0, labels=LABELS):
     budget = group_budget(unit=UNITS[unit], labels=labels)
     chosen = replace(named(recipe) if isinstance(recipe, str) else recipe, people=people or ap.people.Scale())
-    return ap.plan(chosen, budget=budget, population=400, sample_rate=0.2, steps=steps, spare=spare)
+    declared = {"population": 400, "count_usable": False}  # far more than there are
+    return ap.plan(chosen, budget=budget, **declared, sample_rate=0.2, steps=steps, spare=spare)
 
 
 def fresh_model():
@@ -305,7 +306,9 @@ def test_an_epsilon_for_each_person_is_rounded_down_to_a_public_grid(records):
     assert all(asked < 2 * given or given == 0.5 for given, asked in zip(budgets, epsilons, strict=True))
     assert sum(group.share for group in grouping.groups) == pytest.approx(1.0)
     budget = ap.Budget.of_groups(grouping.groups, delta=1e-5, unit=ap.Record(), labels=grouping.labels)
-    plan = ap.plan(ap.Recipe(clip=ap.clip.Fixed(1.0)), budget=budget, population=400, sample_rate=0.2, steps=3)
+    plan = ap.plan(
+        ap.Recipe(clip=ap.clip.Fixed(1.0)), budget=budget, population=400, count_usable=False, sample_rate=0.2, steps=3
+    )
     run, _ = train(plan, records)
     for group in grouping.groups:
         assert run.epsilon(group=group.name) <= group.epsilon

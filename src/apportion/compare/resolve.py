@@ -17,7 +17,6 @@ from apportion.data import DataSet
 from apportion.domain import Domain
 from apportion.errors import ApportionError, InvalidArgument
 from apportion.strategies.descriptions import build, describe
-from apportion.strategies.recipes.recipe import require_role
 
 if TYPE_CHECKING:
     from torch import nn
@@ -124,6 +123,8 @@ def call_own(argument: str, name: str) -> Any:
 
 def own_strategy(role: str, name: str) -> dict[str, Any]:
     """A strategy as data, for a recipe: by its kind, built-in or a person's own `module:Class`, or as a `module:function` returns it."""
+    from apportion.strategies.recipes.recipe import require_role
+
     if not is_own(name) or isinstance(find_own(role, name), type):
         return {"kind": name}
     strategy = call_own(role, name)
