@@ -147,7 +147,9 @@ def test_a_run_is_continued_where_it_was(tmp_path):
 
     def go(place, resume, progress=None):
         model = build(place)
-        plan = plan_of(ap.Recipe(clip=ap.clip.AdaClip(), update=ap.recipes.default().update), spare=2)
+        plan = plan_of(
+            ap.Recipe(clip=ap.clip.AdaClip(), update=ap.recipes.default().update), spare=2, count_usable=False
+        )
         storage = ap.Storage(tmp_path / "run", every=1, resume=resume)
         return model, ap.train(
             model, cross_entropy, records(), plan, lr=0.2, optimizer="adam", storage=storage, progress=progress
@@ -190,7 +192,7 @@ def test_a_private_run_leaves_the_generators_as_they_were():
     model = build(SECOND)
     torch.manual_seed(8)
     before = second_device.module.get_rng_state().clone(), torch.get_rng_state()
-    ap.train(model, cross_entropy, records(), plan_of(ap.recipes.abadi(), steps=2), lr=0.2)
+    ap.train(model, cross_entropy, records(), plan_of(ap.recipes.abadi(), steps=2, count_usable=False), lr=0.2)
     assert torch.equal(torch.get_rng_state(), before[1])
     assert torch.equal(second_device.module.get_rng_state(), before[0])
 
