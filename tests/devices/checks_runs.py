@@ -15,6 +15,7 @@ import second_device
 from apportion import devices
 from apportion.curator.curator import Draw
 from apportion.models.synthetic import fix_seed
+from apportion.teachers.teaching import Fit, ask_model, fit_model
 from second_device import SECOND, move
 
 second_device.install()
@@ -161,6 +162,16 @@ def test_a_run_is_continued_where_it_was(tmp_path):
     assert run.steps == 4
     assert {value.device.type for value in model.state_dict().values()} == {"second"}
     assert {value.device.type for value in run.model.state_dict().values()} == {"second"}
+
+
+def test_teachers():
+    def votes(place):
+        torch.manual_seed(4)
+        return ask_model(
+            fit_model(lambda: build(place, dropout=0.0), records(), Fit(epochs=2, lr=0.01)), records(20)[0]
+        )
+
+    assert votes(SECOND).tolist() == votes("cpu").tolist()
 
 
 # generators

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from apportion.compare.processes import process_pool
 from apportion.curator.foreign_code import contain_errors
 from apportion.curator.tree import batch_size, call_model, map_tensors, tensor_leaves
+from apportion.models.synthetic import model_device
 from apportion.training.optimizers import NAMED, build_optimizer
 from apportion.validate import Checked, checked, one_of, positive, whole
 
@@ -67,14 +68,14 @@ def fit_model(factory: Factory, part: Part, how: Fit) -> Any:
 
 
 def _fit_torch(model: nn.Module, part: Part, how: Fit) -> nn.Module:
-    inputs, classes = part
+    (inputs, classes), device = part, model_device(model)
     optimizer = build_optimizer(model, how.optimizer, how.lr)
     model.train()
     for _ in range(how.epochs):
         for chosen in torch.randperm(len(classes)).split(how.batch_size):
             optimizer.zero_grad()
-            outputs = call_model(model, map_tensors(lambda leaf, rows=chosen: leaf[rows], inputs))
-            nn.functional.cross_entropy(outputs, classes[chosen]).backward()
+            outputs = call_model(model, map_tensors(lambda leaf, rows=chosen: leaf[rows].to(device), inputs))
+            nn.functional.cross_entropy(outputs, classes[chosen].to(device)).backward()
             optimizer.step()
     return model.eval()
 
@@ -83,12 +84,13 @@ def ask_model(model: Any, inputs: Any) -> Classes:
     """The class that a fitted model gives to each of `inputs`."""
     if not isinstance(model, nn.Module):
         return np.asarray(model.predict(as_table(inputs)))
+    device = model_device(model)
     with torch.no_grad():
         pieces = [
-            call_model(model, map_tensors(lambda leaf, at=start: leaf[at : at + _ASKED], inputs)).argmax(1)
+            call_model(model, map_tensors(lambda leaf, at=start: leaf[at : at + _ASKED].to(device), inputs)).argmax(1)
             for start in range(0, batch_size(inputs), _ASKED)
         ]
-    return torch.cat(pieces).numpy()
+    return torch.cat(pieces).cpu().numpy()
 
 
 def as_table(inputs: Any) -> NDArray[Any]:

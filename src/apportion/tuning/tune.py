@@ -169,7 +169,10 @@ def _memory(data: Any) -> list[tuple[int, int]]:
     if isinstance(data, np.ndarray):
         return [np.lib.array_utils.byte_bounds(data)] if data.size else []
     if isinstance(data, Tensor):
-        return _memory(data.detach().cpu().numpy()) if data.layout is torch.strided else []
+        if data.layout is not torch.strided or not data.numel():
+            return []
+        last = sum((size - 1) * stride for size, stride in zip(data.shape, data.stride(), strict=True))
+        return [(data.data_ptr(), data.data_ptr() + (last + 1) * data.itemsize)]  # on its own device
     if isinstance(data, Mapping):
         data = tuple(data.values())
     if isinstance(data, tuple) or (isinstance(data, list) and len(data) == 2):
