@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from typing import Any
 
 import torch
@@ -277,8 +276,3 @@ def without_float64():
         yield
     finally:
         _has_float64 = True
-
-
-def leave(code: int) -> None:
-    """End the process. An ordinary end would abort: the device's thread of autograd waits for an interpreter that is gone."""
-    os._exit(code)
