@@ -277,27 +277,29 @@ def test_a_data_set_that_returns_its_one_buffer_is_copied_item_by_item(kind, pla
     assert torch.equal(found.float().reshape(6, 2), INPUTS)
 
 
-class Views(Dataset):
-    """Reads many at once into one tensor, and hands out its rows: apart, though of one storage."""
+class Padding(Dataset):
+    """Reads many at once and pads them to the longest, as tokenizers do."""
 
-    asked = 0
+    def __init__(self, texts):
+        self.texts = texts
 
     def __len__(self):
-        return 6
+        return len(self.texts)
 
     def __getitems__(self, indices):
-        Views.asked += 1
-        together = INPUTS[indices].clone()
-        return [(row, 0) for row in together]
+        longest = max(len(self.texts[index]) for index in indices)
+        return [(torch.tensor(self.texts[index] + [0] * (longest - len(self.texts[index]))), 0) for index in indices]
 
 
-@pytest.mark.usual_pieces
-def test_rows_of_one_tensor_are_apart():
-    records = as_records(Views())
-    Views.asked = 0
-    (((inputs, _), _),) = records.read(np.arange(6), cut_evenly(6, 6), Stream(bytes(32)))
-    assert torch.equal(inputs, INPUTS)
-    assert Views.asked == 1, "they were read again, each alone"
+@pytest.mark.parametrize("workers", [0, 1])
+def test_one_long_text_does_not_pad_the_others(workers):
+    """What a record is must not depend on the others that are read with it."""
+    texts = [[1, 2, 3] for _ in range(20)]
+    records = as_records(Padding([*texts, [5] * 200]))
+    records.start_workers(workers)
+    pieces = list(records.read(np.arange(21), cut_evenly(21, 21), Stream(bytes(32))))
+    records.close()
+    assert sorted(piece.batch[0].shape[1] for piece in pieces) == [3] * 20 + [200]
 
 
 IN_MEMORY = {

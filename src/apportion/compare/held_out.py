@@ -151,11 +151,15 @@ def ask_score(
 
 
 def _values(outputs: NDArray[np.float64], held: EncodedTable, classes: bool) -> NDArray[np.float64]:
-    """One number in [0, 1] for each record: whether it is right, or how far it is off. NaN, nobody's value, without a usable target."""
+    """One number in [0, 1] for each record: whether it is right, or how far it is off. NaN, nobody's value, without a usable target. A
+    record on which the model fails is wrong, or as far off as can be."""
     assert held.targets is not None
+    answered = np.isfinite(outputs).all(axis=1)
     if classes:
-        return np.where(held.usable, (outputs.argmax(axis=1) == held.targets).astype(np.float64), np.nan)
-    return np.abs(np.clip(outputs[:, 0], 0, 1) - held.targets[:, 0].astype(np.float64))
+        right = answered & (np.nan_to_num(outputs).argmax(axis=1) == held.targets)
+        return np.where(held.usable, right.astype(np.float64), np.nan)
+    off = np.abs(np.clip(np.nan_to_num(outputs[:, 0]), 0, 1) - held.targets[:, 0].astype(np.float64))
+    return np.where(answered | ~held.usable, off, 1.0)
 
 
 def _pooled(values: NDArray[np.float64], held: EncodedTable) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from apportion.curator.foreign_code import contain_errors, watch_signals
+from apportion.curator.gradients.module_state import ModuleState
 from apportion.errors import InvalidArgument
 from apportion.tables.encoding import FILE, Encoding, read_encoding
 
@@ -50,10 +53,19 @@ class Predictor:
         return answers
 
     def answer(self, inputs: NDArray[np.float32]) -> NDArray[np.float64]:
-        """The model's outputs for encoded records, one by one."""
-        with torch.no_grad():
-            rows = [self.model(one[None])[0].double().numpy() for one in torch.from_numpy(inputs)]
-        return np.array(rows).reshape(len(inputs), self.encoding.outputs)
+        """The model's outputs for encoded records, each alone: whatever the model keeps of a record does not reach the next, and one on
+        which it fails has NaN and ends nothing."""
+        answers = np.full((len(inputs), self.encoding.outputs), np.nan)
+        state = ModuleState(self.model)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings(), watch_signals():
+            warnings.simplefilter("ignore")  # one that a record causes would tell of it
+            for place, one in enumerate(torch.from_numpy(inputs)):
+                with contain_errors():
+                    state.restore()
+                    torch.default_generator.manual_seed(0)
+                    answers[place] = self.model(one[None])[0].double().reshape(-1).numpy()
+            state.restore()
+        return answers
 
     def probabilities(self, data: Any) -> NDArray[np.float64]:
         """The probability of each class, in the order of `encoding.classes`: softmax of the outputs."""

@@ -9,17 +9,12 @@ fails there, alone. Copied *before the next record is read*: a data set may writ
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-_ATOMS = (int, float, complex, str, bytes, type(None), np.generic)
-"""What has no parts and cannot be changed."""
 
 
 def as_dense_tensor(value: Any) -> Tensor:
@@ -50,47 +45,8 @@ def _require_dense(tensor: Tensor) -> None:
         raise TypeError("only dense tensors that hold numbers can be stacked")
 
 
-def share_memory(items: Sequence[Any]) -> bool:
-    """Whether two of these records lie in the same memory, so that they cannot be told apart.
-
-    Rows of one tensor do not: what is compared is from the first to the last number of each. A list or a dict that two records share
-    counts as well, and whatever else is no number.
-    """
-    spans: list[tuple[int, int]] = []
-    for item in items:
-        spans.extend(
-            {_memory_span(part) for part in _mutable_parts(item)}
-        )  # an item may hold one thing twice, as (x, x)
-    return any(end > start for (_, end), (start, _) in pairwise(sorted(spans)))
-
-
 def _as_native_order(array: NDArray[Any]) -> NDArray[Any]:
     """In the byte order of this machine and without steps backwards, neither of which torch has."""
     if not array.dtype.isnative:
         return array.astype(array.dtype.newbyteorder("="))
     return np.ascontiguousarray(array) if any(step < 0 for step in array.strides) else array
-
-
-def _mutable_parts(value: Any) -> Iterator[Any]:
-    """All that makes up a record: its containers that can be changed, and what they hold."""
-    if isinstance(value, _ATOMS):
-        return
-    if not isinstance(value, tuple):
-        yield value
-    if isinstance(value, Mapping):
-        value = tuple(value.values())
-    if isinstance(value, tuple | list):
-        for part in value:
-            yield from _mutable_parts(part)
-
-
-def _memory_span(part: Any) -> tuple[int, int]:
-    """Where it begins in memory, and where it ends."""
-    if isinstance(part, np.ndarray):
-        return np.lib.array_utils.byte_bounds(part)
-    if isinstance(part, Tensor):
-        with torch._C.DisableTorchFunctionSubclass():
-            if part.layout is torch.strided and not part.is_nested and not part.is_meta and part.numel():
-                steps = sum((size - 1) * step for size, step in zip(part.shape, part.stride(), strict=True))
-                return part.data_ptr(), part.data_ptr() + (steps + 1) * part.element_size()
-    return id(part), id(part) + 1

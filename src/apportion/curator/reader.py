@@ -4,7 +4,8 @@ A micro-batch is read in pieces, so that several workers share it, and the piece
 record contributes must not depend on the others, so each is read on its own terms:
 
 - one that cannot be read is left out, wherever that happens and whatever is raised (`foreign_code.py`);
-- it is copied into plain tensors before the next one is read (`plain.py`), also where a data set reads several at once;
+- it is asked for alone: a data set that reads several at once may shape one by the others, as when texts are padded to the longest of them;
+- it is copied into plain tensors before the next one is read (`dense_tensors.py`);
 - its numbers get the types of the first record: stacked as they come, one float64 would turn all others into float64;
 - it must have as many dimensions as the first: without one, torch takes records for channels or time steps of a single record;
 - while it is read, the generators of torch, NumPy and Python start from a secret seed of its own, so that one record more does not
@@ -29,7 +30,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import Subset
 
-from apportion.curator.dense_tensors import as_dense_tensor, copy_dense_tensor, share_memory
+from apportion.curator.dense_tensors import as_dense_tensor, copy_dense_tensor
 from apportion.curator.foreign_code import contain_errors, watch_signals
 from apportion.curator.tree import map_tensors
 
@@ -65,12 +66,12 @@ class Reader:
     """Reads pieces of a data set. A copy of it works in every worker.
 
     Args:
-        data: the map-style data set. Its method `__getitems__` is used if it has one; a piece then has one seed.
+        data: the map-style data set. Its method `__getitems__` is used if it has one, for one record at a time.
         first: its first record, whose structure and types all others must have.
     """
 
     def __init__(self, data: Any, first: Batch):
-        self._data, self._batched = data, _has_getitems(data)
+        self._data = data
         leaves, self._structure = tree_flatten(first)
         self._examples = [_example(leaf) for leaf in leaves]
 
@@ -98,12 +99,6 @@ class Reader:
         rows: list[tuple[int, list[Tensor]]] = []
         with _restore_generators(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # one that is caused by a record would tell of it
-            if self._batched:
-                with contain_errors():
-                    _seed_generators(seeds[0])
-                    items = list(read_items(self._data, indices))
-                    if not share_memory(items):
-                        return [(index, self._row(item)) for index, item in zip(indices, items, strict=True)]
             for index, seed in zip(indices, seeds, strict=True):
                 with contain_errors():
                     _seed_generators(seed)

@@ -80,7 +80,7 @@ def run_in_loop(module: nn.Module, path: str, names: Mapping[str, str], engine: 
             {own: parameters[own].detach().clone().unsqueeze(0).requires_grad_() for own in names}
             for _ in range(records)
         ]
-        outputs, state = [], ModuleState(module)
+        outputs, state = [], ModuleState(engine.scratch)  # of all modules: this one may hold on to others
         for i, own_copies in enumerate(copies):
             state.restore()  # what one record left behind does not reach the next
             positional, keywords = map_tensors(
@@ -89,6 +89,7 @@ def run_in_loop(module: nn.Module, path: str, names: Mapping[str, str], engine: 
             with _original_forward(module):
                 weights = {own: value[0] for own, value in own_copies.items()}
                 outputs.append(drop_objects(functional_call(module, weights, positional, keywords)))
+        state.restore()  # nor the rest of the model, which was traced without it
         _require_proved_outputs(path, outputs, engine.proved_outputs, len(calls))
         calls.append(map_tensors(_to_meta, outputs[0]))
         if names:

@@ -1,26 +1,27 @@
 """The state of a model's modules: restored between micro-batches, and its structure, which must not change during a run.
 
 A module may store numbers, tensors or anything else in attributes, in buffers that it creates or replaces, in hooks or children that it
-adds, in lists, dicts and sets, in attributes of objects: a running mean, the last hidden state, a table that grows, a cache. With
-these, the records of one micro-batch would reach the gradients of another, bypassing clipping, or end a run that would not have ended
-without them.
-Changes inside objects of the standard library or with `__slots__` are not undone, nor are attributes of scripted modules.
+adds, in lists, dicts and sets, in arrays of NumPy, in attributes of objects: a running mean, the last hidden state, a table that grows, a
+cache. With these, the records of one micro-batch would reach the gradients of another, bypassing clipping, or end a run that would not have
+ended without them.
+Changes inside objects of the standard library other than containers are not undone, nor are attributes of scripted modules.
 """
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections import deque
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from apportion.errors import WrongOrder
 
+_CONTAINERS = (list, tuple, set, dict, deque)
 _STANDARD_ATTRIBUTES = frozenset(vars(nn.Module()))
 _MISSING = object()
 
@@ -37,6 +38,8 @@ class ModuleState:
             if name in _STANDARD_ATTRIBUTES and isinstance(register, dict)
         ]
         self._containers: list[tuple[nn.Module, Any, Any]] = []
+        self._buffers: list[tuple[nn.Module, Any, Any]] = []
+        self._slots: list[tuple[nn.Module, Any, dict[str, Any]]] = []
         plain: list[Tensor] = []
         seen: set[int] = set()
         for module, attributes in self._modules:
@@ -52,14 +55,21 @@ class ModuleState:
         for value in values:
             if isinstance(value, Tensor):
                 tensors.append(value)
-            elif isinstance(value, (list, tuple, set, dict, deque)) and id(value) not in seen:
-                seen.add(id(value))
+                continue
+            if isinstance(value, (nn.Module, type, str, bytes, int, float, type(None))) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, _CONTAINERS):
                 if not isinstance(value, tuple):
-                    self._containers.append((owner, value, copy.copy(value)))
+                    self._containers.append((owner, value, _content(value)))
                 self._collect(owner, value.values() if isinstance(value, dict) else value, tensors, seen)
-            elif _has_attributes(value) and id(value) not in seen:
-                seen.add(id(value))
+            elif isinstance(value, (np.ndarray, bytearray)):
+                self._buffers.append((owner, value, value.copy()))
+            if _has_attributes(value):
                 self._collect(owner, [vars(value)], tensors, seen)
+            if slots := _slots_of(value):
+                self._slots.append((owner, value, slots))
+                self._collect(owner, slots.values(), tensors, seen)
 
     def find_change(self) -> tuple[nn.Module, str] | None:
         """The module and the name of the first attribute that has changed; `None` if none has."""
@@ -73,6 +83,12 @@ class ModuleState:
         for module, container, content in self._containers:
             if len(container) != len(content) or not all(map(_equal, _items(container), _items(content))):
                 return module, f"{type(container).__name__} in an attribute"
+        for module, buffer, before_bytes in self._buffers:
+            if not _same_bytes(buffer, before_bytes):
+                return module, f"{type(buffer).__name__} in an attribute"
+        for module, value, slots in self._slots:
+            if not all(_equal(getattr(value, name, _MISSING), before) for name, before in slots.items()):
+                return module, f"{type(value).__name__} in an attribute"
         return None
 
     def restore(self) -> None:
@@ -94,6 +110,16 @@ class ModuleState:
             ):
                 container.clear()
                 (container.update if isinstance(container, (dict, set)) else container.extend)(content)
+        for _, buffer, before_bytes in self._buffers:
+            if not _same_bytes(buffer, before_bytes):
+                _write_bytes(buffer, before_bytes)
+        for _, value, slots in self._slots:
+            for name, before_value in slots.items():
+                if before_value is _MISSING:
+                    if hasattr(value, name):
+                        delattr(value, name)
+                elif getattr(value, name, _MISSING) is not before_value:
+                    object.__setattr__(value, name, before_value)
         with torch.no_grad():
             for tensor, room, values in self._tensors:
                 if _storage_address(tensor) != _storage_address(room) or tensor.shape != room.shape:
@@ -114,11 +140,55 @@ class StatelessLoss:
         return value
 
 
-def _has_attributes(value: Any) -> bool:
-    """Whether it is an object of somebody's own class, and no module: those have snapshots of their own."""
+def _is_somebodys(value: Any) -> bool:
+    """Whether it is an object of somebody's own class, or a container of the standard library."""
     kind = type(value)
-    known = kind.__module__.partition(".")[0] in sys.stdlib_module_names and kind is not SimpleNamespace
-    return hasattr(value, "__dict__") and not known and not isinstance(value, (nn.Module, type))
+    known = kind.__module__.partition(".")[0] in sys.stdlib_module_names
+    return not known or kind is SimpleNamespace or kind.__module__ == "collections"
+
+
+def _has_attributes(value: Any) -> bool:
+    return hasattr(value, "__dict__") and _is_somebodys(value)
+
+
+def _slots_of(value: Any) -> dict[str, Any]:
+    """What the slots of an object hold."""
+    if not _is_somebodys(value):
+        return {}
+    names: list[str] = []
+    for kind in type(value).__mro__:
+        own = vars(kind).get("__slots__", ())
+        for name in (own,) if isinstance(own, str) else own:
+            hidden = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{kind.__name__.lstrip('_')}{name}" if hidden else name)
+    return {name: getattr(value, name, _MISSING) for name in names if name not in ("__dict__", "__weakref__")}
+
+
+def _content(container: Any) -> Any:
+    """A copy of what a container holds, by the container itself and not by what somebody's class makes of it."""
+    return (
+        dict(container)
+        if isinstance(container, dict)
+        else set(container)
+        if isinstance(container, set)
+        else list(container)
+    )
+
+
+def _same_bytes(buffer: Any, before: Any) -> bool:
+    if isinstance(buffer, bytearray):
+        return buffer == bytearray(before)
+    same_kind = bool(buffer.shape == before.shape and buffer.dtype == before.dtype)
+    return same_kind and bool(buffer.tobytes() == before.tobytes())
+
+
+def _write_bytes(buffer: Any, before: Any) -> None:
+    if isinstance(buffer, bytearray):
+        buffer[:] = before
+        return
+    if buffer.shape != before.shape:
+        buffer.resize(before.shape, refcheck=False)
+    np.copyto(buffer, before)
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
