@@ -94,7 +94,7 @@ def test_a_model_data_loss_and_strategies_of_ones_own(replay):
     assert code == 0
     assert report["ok"]
     assert report["sharp"]
-    assert report["noise_calls"] == 2 * report["steps"]
+    assert report["noise_calls"] == 2 * report["steps"] + 3 * len(report["neighbours"])
 
 
 def test_a_violation_exits_with_one(replay):

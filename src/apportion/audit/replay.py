@@ -317,7 +317,7 @@ class _Audit:
         found = [*inspect_run(after, pair.name, self._declared, size), *compare(before, after, pair.name)]
         measured = list(distances(before, after, pair.multiple, self._declared, group))
         found += [distance.finding(pair.name) for distance in measured if not distance.within]
-        return found, max((distance.ratio for distance in measured), default=0.0)
+        return found, max((distance.ratio for distance in measured if distance.tells), default=0.0)
 
     def _watched(
         self,

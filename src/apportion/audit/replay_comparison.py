@@ -15,7 +15,17 @@ from apportion.audit.replay_report import Finding, Kind
 from apportion.audit.state import differences
 from apportion.curator.clipping import group_names
 from apportion.curator.gradients.reference import trained_parameters
-from apportion.request import ClippedSum, Event, Frame, LowestLoss, Noised, Request, UnclippedCount, rate_of_any
+from apportion.request import (
+    ClippedSum,
+    Event,
+    Frame,
+    LowestLoss,
+    Noised,
+    Request,
+    UnclippedCount,
+    UsableCount,
+    rate_of_any,
+)
 
 _ROUNDING = 1e-9  # float64 sums of a few records
 _RAMP_ROUNDING = 1e-5  # of a dozen other records, whose norms move in the last bit when they run in another micro-batch
@@ -204,6 +214,8 @@ class Distance:
     release: int | None
     measured: float
     allowed: float
+    tells: bool = True
+    """Whether it says how close a record can come to what is allowed; a count of usable records always comes as close."""
 
     @property
     def ratio(self) -> float:
@@ -244,7 +256,8 @@ def distances(
                 *(distance for distance, (one, _) in zip(moved, groups, strict=True) if one is release)
             )
             rounding = 1 + _RAMP_ROUNDING if isinstance(release, UnclippedCount) else 1.0
-            yield Distance(number, j, measured, multiple * clip * release.sensitivity * rounding)
+            tells = not isinstance(release, UsableCount)
+            yield Distance(number, j, measured, multiple * clip * release.sensitivity * rounding, tells)
         for j, (a, b) in enumerate(zip(one.choices, other.choices, strict=True), start=len(request.noised)):
             yield Distance(number, j, _choice_distance(a, b), multiple * b.release.sensitivity)
 
