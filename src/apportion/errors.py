@@ -11,8 +11,8 @@
      ├── MissingExtra        a package that only some parts need is not installed (also an ImportError)
      └── DataNotFound        a data set that is not on this machine
 
-The command line prints any of these as one line and exits with code 2. A message names what was asked, what was found, why
-it matters and what to do instead.
+The command line prints any of these as one line and exits with code 2 (3 for `UnusableRecords`: there the plan was charged). A message
+names what was asked, what was found, why it matters and what to do instead.
 """
 
 from __future__ import annotations

@@ -185,7 +185,10 @@ def test_a_run_whose_records_fail_stops_keeps_its_price_and_can_go_on(model, rec
     ledger = ap.Ledger.open(tmp_path / "run" / "secret" / "ledger.sqlite")
     assert len(list(ledger.charges())) == 3
     ledger.close()
-    resumed = ap.train(model, cross_entropy, records, plan, lr=0.1, storage=ap.Storage(tmp_path / "run", resume=True))
+    with pytest.warns(UserWarning, match="By a noisy count"):
+        resumed = ap.train(
+            model, cross_entropy, records, plan, lr=0.1, storage=ap.Storage(tmp_path / "run", resume=True)
+        )
     assert resumed.steps == plan.steps, "the owner has mended the records, and the rest of the plan is spent"
 
 
@@ -427,3 +430,12 @@ def test_the_loss_says_what_labels_there_are(records):
     assert expected_domain(None, narrow, ap.Loss("mse"), data) == ap.Domain()
     assert expected_domain(None, wide, nn.BCEWithLogitsLoss(), data) == ap.Domain()
     assert expected_domain(ap.Domain(classes=3), wide, ap.Loss("cross-entropy"), data) == ap.Domain(classes=3)
+
+
+def test_going_on_without_mending_is_not_silent(model, records, tmp_path):
+    inputs, targets = records
+    bad = (inputs, targets + 2)
+    with pytest.raises(ap.UnusableRecords):
+        run(model, bad, tmp_path)
+    with pytest.warns(UserWarning, match="By a noisy count"):
+        ap.train(model, cross_entropy, bad, planned(), lr=0.1, storage=ap.Storage(tmp_path / "run", resume=True))

@@ -27,7 +27,7 @@ from apportion.cli.statement_command import statement
 from apportion.cli.statistics_command import statistics
 from apportion.cli.train_command import train
 from apportion.cli.tune_command import tune
-from apportion.errors import ApportionError, InvalidArgument, MissingExtra
+from apportion.errors import ApportionError, InvalidArgument, MissingExtra, UnusableRecords
 from apportion.execution import ACCUMULATION
 from apportion.extras import EXTRAS
 
@@ -71,7 +71,8 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 def main(arguments: list[str] | None = None, commands: typer.Typer | None = None) -> None:
-    """Run the command line. Deliberate errors, and those of the file system, are one line on standard error and exit code 2."""
+    """Run the command line. Deliberate errors, and those of the file system, are one line on standard error and exit code 2; 3 for a run
+    that was charged and has stopped because its records cannot be used."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without ε, or a name that is no text
@@ -80,6 +81,8 @@ def main(arguments: list[str] | None = None, commands: typer.Typer | None = None
         with warnings.catch_warnings():
             warnings.showwarning = _one_line
             code = (commands or app)(args=arguments, standalone_mode=False)
+    except UnusableRecords as error:
+        _fail(str(error), code=3)
     except ApportionError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
@@ -108,9 +111,9 @@ def _require_text(arguments: list[str]) -> None:
             raise InvalidArgument("argument", argument, "it is not text in UTF-8", "Type it anew")
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, code: int = 2) -> None:
     print("error:", " ".join(message.split()), file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def _one_line(message: Warning | str, *_: Any, **__: Any) -> None:

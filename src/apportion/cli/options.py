@@ -31,7 +31,12 @@ def option(about: str, default: str | bool = True, *, name: str | None = None, *
     return typer.Option(*([name] if name else []), help=about, show_default=default, **more)
 
 
-Data = Annotated[str | None, option("Built-in name (`apportion data list`), folder:PATH, or your own module:function.")]
+Data = Annotated[
+    str | None,
+    option(
+        "Built-in name (`apportion data list`), folder:PATH, a CSV or Parquet file with --schema and --target, or your own module:function."
+    ),
+]
 Model = Annotated[
     str | None, option("linear, mlp, cnn, lstm, embedding, or your own module:function.", "by the kind of data")
 ]
@@ -69,7 +74,9 @@ class Planned:
     set: Settings
     epsilon: float = option("ε, the privacy loss to spend.")
     delta: float = option("δ, below 1/population.")
-    unit: str = option("Whom the guarantee protects: record, or user (with --user-ids or --user-column).")
+    unit: str = option(
+        "Whom the guarantee protects: record, or user (with --user-ids, --user-column, or the schema's unit column)."
+    )
     group: list[str] = option(
         "People with a budget of their own, instead of --epsilon: their ε and their share of the population. Repeatable.",
         metavar="[NAME:]EPSILON:SHARE",

@@ -99,6 +99,11 @@ def train(
                 reason = "it is about what a private run releases, and this recipe has no privacy"
                 raise InvalidArgument(name, said[name], reason, "Leave it out, or choose a private recipe")
         warn_without_privacy(said["data"])
+    elif planned.usable is None and experiment.count_usable:
+        print_error_stream(
+            f"Usable records are not counted: with {planned.expected_batch_size:g} expected in a batch that would cost too much. If most "
+            "cannot be used, nothing will say so but secret/problems.jsonl."
+        )
     request = RunSettings(
         experiment=experiment,
         plan=None if planned is None else planned.to_json(),
@@ -129,7 +134,8 @@ def _hold_out(said: dict[str, Any]) -> tuple[dict[str, Any], HoldoutChoice | Non
     fraction = validate.in_open_unit("holdout", said["holdout"], "it is a part of the records", "Try --holdout 0.2")
     paid = "the score of held-out records is paid from --epsilon, and there is none"
     apart = "a file has an entry for every record, also for those that are held out"
-    for name, reason in {"plan": paid, "group": paid, "user_ids": apart}.items():
+    scored = "held-out records are scored by accuracy, or by the mean absolute error of a number"
+    for name, reason in {"plan": paid, "group": paid, "user_ids": apart, "metric": scored}.items():
         if name in said:
             fix = f"Leave --{name.replace('_', '-')} out, or measure on public data: --test"
             raise InvalidArgument("holdout", fraction, reason, fix)

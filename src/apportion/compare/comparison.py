@@ -69,6 +69,9 @@ def compare(
     if ledger is not None:
         require_chargeable(experiment)
     subject = resolve(experiment.data, experiment.model, data_dir, experiment.table)
+    if subject.table is not None and subject.test is None:
+        reason = "there is nothing to compare by: no public records were named to measure on"
+        raise InvalidArgument("test", None, reason, "Pass --test public.csv")
     runs: list[RunResult] = []
     skipped: list[NotRun] = []
     for choice in experiment.recipe:

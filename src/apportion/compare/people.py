@@ -144,8 +144,14 @@ def read_entries(argument: str, path: Path) -> list[Any]:
         ".npy": lambda: np.load(path, allow_pickle=False).ravel().tolist(),
     }
     try:
-        read = readers.get(path.suffix, lambda: [line.strip() for line in path.read_text("utf-8").splitlines()])
+        read = readers.get(path.suffix, lambda: _lines(path.read_bytes()))
         return read()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is neither text in UTF-8 nor an array"
         raise InvalidArgument(argument, str(path), f"it cannot be read: {reason}", "Write one entry a line") from None
+
+
+def _lines(content: bytes) -> list[str]:
+    """The lines of a text, each read by itself: one that is not UTF-8, or holds another separator, does not change the others."""
+    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    return [line.decode("utf-8", "replace").strip() for line in lines[: -1 if not lines[-1] else None]]

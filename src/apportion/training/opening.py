@@ -66,6 +66,7 @@ def open_session(setup: Setup) -> Session:
         session = Session(setup, engine, account, build_curator, checkpoints)
         if earlier is not None:
             restored(Path(setup.storage.folder or "") / CHECKPOINT, lambda: session.restore(earlier))
+            session.warn_if_unusable()
         else:
             _require_a_first_step(session)
             session.write_checkpoint()

@@ -215,13 +215,21 @@ class Session:
         check = self.plan.usable
         if self._judged or check is None or self.step < check.steps:
             return
-        self._judged, path = True, self.storage.path(PROBLEMS)
-        where = None if path is None else str(path)
+        self._judged = True
         if self.usable.too_few:
             self.write_checkpoint()
-            raise self.usable.refusal(check.steps, self.left, self.plan.epsilon, where)
-        if self.usable.rather_few:
-            warnings.warn(self.usable.warning(where), stacklevel=3)
+            raise self.usable.refusal(check.steps, self.left, self.plan.epsilon, self._place_of_problems)
+        self.warn_if_unusable()
+
+    def warn_if_unusable(self) -> None:
+        """Say that many records do not contribute, also when a run goes on that was stopped for it."""
+        if self._judged and self.usable.rather_few:
+            warnings.warn(self.usable.warning(self._place_of_problems), stacklevel=3)
+
+    @property
+    def _place_of_problems(self) -> str | None:
+        path = self.storage.path(PROBLEMS)
+        return None if path is None else str(path)
 
     def _optimize(self, gradients: Mapping[str, Tensor]) -> tuple[float, ...]:
         """Hand a released gradient to the optimiser. Returns the learning rates."""
