@@ -99,11 +99,6 @@ def train(
                 reason = "it is about what a private run releases, and this recipe has no privacy"
                 raise InvalidArgument(name, said[name], reason, "Leave it out, or choose a private recipe")
         warn_without_privacy(said["data"])
-    elif planned.usable is None and experiment.count_usable:
-        print_error_stream(
-            f"Usable records are not counted: with {planned.expected_batch_size:g} expected in a batch that would cost too much. If most "
-            "cannot be used, nothing will say so but secret/problems.jsonl."
-        )
     request = RunSettings(
         experiment=experiment,
         plan=None if planned is None else planned.to_json(),
@@ -272,6 +267,11 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
             print_error_stream(f"  {group['name']}: ε = {group['epsilon']:.4f} of {group['budget']:g}")
         if (usable := run.details.get("usable")) is not None:
             print_error_stream(f"Usable records: about {usable:.0%}, by a noisy count that is part of the plan.")
+        elif experiment.count_usable:
+            print_error_stream(
+                "Usable records were not counted: in so small batches, or so few steps, that would cost too much. If most could not be used, "
+                "only the file below says so."
+            )
         print_error_stream(
             f"Privacy statement: {(folder / STATEMENT).with_suffix('.md')} (to hand in: apportion statement {folder})"
         )
