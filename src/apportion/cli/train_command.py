@@ -269,8 +269,8 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
             print_error_stream(f"Usable records: about {usable:.0%}, by a noisy count that is part of the plan.")
         elif experiment.count_usable:
             print_error_stream(
-                "Usable records were not counted: in so small batches, or so few steps, that would cost too much. If most could not be used, "
-                "only the file below says so."
+                "Usable records were not counted: in so small batches, or so few steps, that would cost too much. If most could not "
+                "be used, only the file below says so."
             )
         print_error_stream(
             f"Privacy statement: {(folder / STATEMENT).with_suffix('.md')} (to hand in: apportion statement {folder})"
