@@ -73,7 +73,7 @@ def test_plans_at_the_delta_of_the_public_code(epsilon, total, multiplier):
 
 def every_other(rows):
     """In the core suite; the long one has all."""
-    return [pytest.param(row, marks=pytest.mark.slow if place % 2 else ()) for place, row in enumerate(rows)]
+    return [pytest.param(*row, marks=pytest.mark.slow if place % 2 else ()) for place, row in enumerate(rows)]
 
 
 # steps, 1/δ, planned ε, 1/ρ, first and last multiplier, true ε
@@ -101,9 +101,10 @@ TRUE = [
 ]
 
 
-@pytest.mark.parametrize("row", every_other(TRUE), ids=str)
-def test_what_plans_really_cost(row):
-    steps, inverse_delta, epsilon, inverse_growth, first, last, true = row
+@pytest.mark.parametrize(
+    ("steps", "inverse_delta", "epsilon", "inverse_growth", "first", "last", "true"), every_other(TRUE)
+)
+def test_what_plans_really_cost(steps, inverse_delta, epsilon, inverse_growth, first, last, true):
     delta, growth = 1 / inverse_delta, 1 / inverse_growth
     mu = growing_mu(sample_rate=DU, steps=steps, growth=growth, epsilon=epsilon, delta=delta)
     assert 1 / mu == pytest.approx(first, rel=5e-3)
@@ -162,7 +163,7 @@ def decaying(kind, k, rate):
     return events
 
 
-@pytest.mark.parametrize(("kind", "k", "last", "small", "large"), DECAYS)
+@pytest.mark.parametrize(("kind", "k", "last", "small", "large"), every_other(DECAYS))
 def test_decaying_noise(kind, k, last, small, large):
     assert decay(kind, k, 99) == pytest.approx(last, abs=6e-3)
     for rate, (limit, pld, _) in ((DU, small), (0.01, large)):

@@ -91,7 +91,7 @@ def new_ledger(path):
 
 
 def test_racing_processes_never_exceed_the_limit_together(tmp_path):
-    """8 processes, 50 races, each for a limit that has room for five of them."""
+    """8 processes, 30 races, each for a limit that has room for five of them."""
     multiplier = (GaussianRuns(LIMIT).capacity().main / 5.5) ** -0.5
     racers = [
         subprocess.Popen([sys.executable, "-c", RACER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -99,7 +99,7 @@ def test_racing_processes_never_exceed_the_limit_together(tmp_path):
     ]
     try:
         assert {racer.stdout.readline() for racer in racers} == {"ready\n"}
-        for race in range(50):
+        for race in range(30):
             path = new_ledger(tmp_path / f"race-{race}.sqlite")
             for racer in racers:
                 racer.stdin.write(f"{path} {multiplier!r}\n")

@@ -54,9 +54,9 @@ def named(chosen):
 
 
 def drawn():
-    """The first six in the core suite, all in the long one."""
+    """The first four in the core suite, all in the long one."""
     for number, chosen in enumerate(combinations(30)):
-        yield pytest.param(chosen, id=named(chosen), marks=() if number < 6 else pytest.mark.slow)
+        yield pytest.param(chosen, id=named(chosen), marks=() if number < 4 else pytest.mark.slow)
 
 
 @pytest.mark.parametrize("chosen", list(drawn()))

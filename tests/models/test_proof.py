@@ -124,7 +124,7 @@ def test_records_that_are_sorted_inside_do_not_run_together(by):
         order = x[:, by].argsort()
         return self.out(torch.tanh(self.layer(x[order]))[order.argsort()])
 
-    for seed in range(6):
+    for seed in range(3):
         torch.manual_seed(seed)
         model = Written(sorted_inside, layer=nn.Linear(4, 4), out=linear())
         choice = together(model, NUMBERS)

@@ -413,7 +413,7 @@ QUICK = (
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name in QUICK if name in OPERATIONS])
 def test_what_the_rules_say_of_an_operation_is_true(name):
-    calls, _, wrong = checked(OPERATIONS[name], samples=3, combinations=2)
+    calls, _, wrong = checked(OPERATIONS[name], samples=3, combinations=1)
     assert calls
     assert not wrong, wrong
 
