@@ -1,6 +1,7 @@
 """The curator end to end: what is charged, drawn, clipped, noised and divided, and in which order."""
 
 import copy
+import math
 import signal
 
 import pytest
@@ -16,9 +17,10 @@ from apportion.curator.curator import Curator
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.gradients.reference import ReferenceGradients
+from apportion.curator.problems import Problems
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records, as_records
-from apportion.errors import BudgetExhausted, InvalidArgument, UnsupportedModel, WrongOrder
+from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
 from apportion.execution import Execution
 from apportion.request import FLOAT32_HEADROOM, ClippedSum, Event, Frame, Request, UnclippedCount
 
@@ -427,10 +429,30 @@ def test_nothing_that_a_module_remembers_reaches_the_released_model(books):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_loss_with_weights_of_its_own_is_refused(books, model, records):
+def test_a_loss_that_takes_up_weights_of_its_own_for_one_record_ends_nothing(books, model, records):
+    """That it does so for every record is found by the probe. Here an exception would tell of the one."""
     scale = nn.Parameter(torch.ones(()))
-    with pytest.raises(UnsupportedModel, match="outside the model's parameters"):
-        curator(model, records, books).answer(request(), lambda o, y: scale * cross_entropy(o, y))
+
+    def loss(outputs, targets):
+        own = scale if int(targets[0]) == 2 else 1.0
+        return own * cross_entropy(outputs, targets % 2)
+
+    odd = (records[0], records[1].clone().index_fill_(0, torch.tensor([5]), 2))
+    problems = Problems()
+    held = Curator(as_records(odd), ReferenceGradients(model, "loop"), books, Randomness.seeded(0), problems=problems)
+    held.answer(request(rate=1.0), loss)
+    assert scale.grad is None
+    assert [line["times"] for line in problems.lines()[2:]] == [1]
+
+
+def test_a_record_that_is_tried_again_is_counted_once(books):
+    """The product of the second record overflows, so that all are taken one by one; the third is no number either way."""
+    data = (torch.tensor([[1.0], [0.0], [math.nan]]), torch.tensor([1.0, 3e38, 1.0]))
+    model, problems = nn.Linear(1, 1, bias=False), Problems()
+    held = Curator(as_records(data), OnePass(model), books, Randomness.seeded(0), problems=problems)
+    held.answer(Request(1.0, 1.0, 3.0, (ClippedSum(1.0, stabiliser=0.01),)), lambda o, y: (o * y[:, None]).sum())
+    found = {line["problem"]: line["times"] for line in problems.lines()[2:]}
+    assert found == {"not finite": 1, "cannot be evaluated": 1}
 
 
 def test_dropout_is_secret_and_leaves_the_global_generator_alone(books, records):

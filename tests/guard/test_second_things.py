@@ -174,7 +174,7 @@ def test_what_many_micro_batches_add_is_not_rounded_between_them(books):
 
 @pytest.mark.parametrize("late", [0, 1, 9, 35])
 @pytest.mark.parametrize("mode", ["one-pass", "loop"])
-def test_a_loss_that_takes_up_weights_of_its_own_later_is_refused_then(model, records, books, mode, late):
+def test_a_loss_that_takes_up_weights_of_its_own_later_leaves_no_gradient_in_them(model, records, books, mode, late):
     """In whichever micro-batch: a raw gradient would be left in them."""
     scale, calls = nn.Parameter(torch.ones(())), []
 
@@ -185,9 +185,8 @@ def test_a_loss_that_takes_up_weights_of_its_own_later_is_refused_then(model, re
     held = Curator(
         as_records(records), build_engine(model, mode), books, Randomness.seeded(0), ap.Execution(micro_batch=1)
     )
-    with pytest.raises(UnsupportedModel, match="outside the model's parameters"):
-        held.answer(Request(1.0, 1.0, 40.0, (ClippedSum(1.0),)), loss)
-    assert len(calls) == late + 1
+    held.answer(Request(1.0, 1.0, 40.0, (ClippedSum(1.0),)), loss)
+    assert len(calls) > late
     assert scale.grad is None
 
 

@@ -33,7 +33,7 @@ from apportion.curator.clipping import Gradients, Rows, clip_and_sum, group_name
 from apportion.curator.foreign_code import contain_errors, watch_signals
 from apportion.curator.gradients.engine import Engine
 from apportion.curator.gradients.layer_use import full_precision
-from apportion.curator.gradients.losses import ForeignParameter, LossFunction
+from apportion.curator.gradients.losses import LossFunction
 from apportion.curator.gradients.module_state import StatelessLoss
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.individual_bounds import Floats, IndividualBounds, norm_ratios
@@ -81,7 +81,17 @@ class SumLost(MemoryError):
 
 
 class Draw:
-    """One open request: a Poisson batch that is being summed. Lives inside the trust boundary."""
+    """One open request: a Poisson batch that is being summed. Lives inside the trust boundary.
+
+    Args:
+        request: what is answered.
+        pieces: the batch in micro-batches.
+        engine, streams, mechanisms, owners: as of the curator, and the random bits of this draw.
+        weigh: how records of a user are weighted before they are pooled; `None` if every record is a unit.
+        clips: the factor s_p of the thresholds of these units; `None` if it is 1 for all.
+        members: the numbers of all records that were drawn, whether or not they can be read.
+        problems: where it is counted what did not contribute.
+    """
 
     def __init__(
         self,
@@ -93,7 +103,7 @@ class Draw:
         owners: Owners,
         weigh: Weigh | None,
         clips: Callable[[Numbers], Tensor | None],
-        units: Numbers,
+        members: Numbers,
         problems: Problems,
     ):
         self._request, self._mechanisms = request, mechanisms
@@ -102,7 +112,9 @@ class Draw:
         self._trained, self._devices = trained_parameters(engine.model), model_devices(engine.model)
         self._open_user = NOBODY
         self._sums: dict[str | Statistic, Tensor] = {
-            one: -0.5 * self._weight(units) for one in request.statistics if isinstance(one, UsableCount)
+            one: -0.5 * self._weight(np.unique(owners.owner(members)))
+            for one in request.statistics
+            if isinstance(one, UsableCount)
         }
         self._totals = [torch.zeros(len(one.line.step_sizes), dtype=torch.float64) for one in request.selections]
         self._released = False
@@ -290,9 +302,8 @@ class Curator:
         pieces = self._read(members, owners.cut(members, size, self._numbers), streams.model, self._problems)
         weigh = None if owners.pooling is None else pooling_weights(owners, members)
         clips = partial(owners.clips, request) if self._individual is None else self._individual.clips
-        units = np.unique(owners.owner(members))
         return Draw(
-            request, pieces, self._engine, streams, self._mechanisms, owners, weigh, clips, units, self._problems
+            request, pieces, self._engine, streams, self._mechanisms, owners, weigh, clips, members, self._problems
         )
 
     def _read(self, members: Numbers, cuts: Sequence[slice], secret: Stream, problems: Problems) -> Iterator[Piece]:
@@ -344,10 +355,12 @@ class Curator:
             for piece in draw.micro_batches():
                 with draw.secret_dropout(), warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # a warning may be caused by one record, and is output
-                    # neither of the two is about a record; a MemoryError may be
-                    with contain_errors(SumLost, ForeignParameter) as together:
+                    counted = self._problems.counted()
+                    # a lost sum is not about a record; a MemoryError may be
+                    with contain_errors(SumLost) as together:
                         self._add_records(draw, piece, loss_fn)
                     if together.failure:
+                        self._problems.count_again(counted)
                         self._add_one_by_one(draw, piece, loss_fn)
         return draw.release()
 
@@ -366,7 +379,7 @@ class Curator:
             warnings.simplefilter("ignore")
             alone = cut_evenly(len(ratios), 1)
             for record in self._read(np.arange(len(ratios)), alone, Stream(os.urandom(KEY_BYTES)), Problems()):
-                with contain_errors(ForeignParameter):
+                with contain_errors():
                     ratios[record.members.numpy()] = norm_ratios(self._gradients(record.batch, loss_fn), request)
         return ratios
 
@@ -385,9 +398,11 @@ class Curator:
     def _add_one_by_one(self, draw: Draw, piece: Piece, loss_fn: LossFunction) -> None:
         """The records of a batch that failed as a whole; those that fail alone contribute nothing, whatever the failure is called."""
         for record in single_records(piece):
+            counted = self._problems.counted()
             with contain_errors() as attempt:
                 self._add_records(draw, record, loss_fn)
             if attempt.failure:
+                self._problems.count_again(counted)
                 self._problems.count(FAILED, 1, attempt.text or attempt.failure)
 
     def _require_same_groups(self, request: Request) -> None:

@@ -40,6 +40,14 @@ class Problems:
             error = "other errors"
         self._counts[kind, error] += times
 
+    def counted(self) -> Counter[tuple[str, str]]:
+        """What was counted so far, for `count_again`."""
+        return self._counts.copy()
+
+    def count_again(self, counted: Counter[tuple[str, str]]) -> None:
+        """Forget what was counted since then: the same records are tried in another way."""
+        self._counts = counted
+
     def lines(self) -> list[dict[str, object]]:
         """The file, line by line."""
         lost = sum(self._counts.values())
