@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from apportion.advice.epsilon_candidates import advise
     from apportion.budget import Budget, Group, Public, Record, User
     from apportion.compare.prediction import Predictor, load
+    from apportion.curator.views import Flip, Shift, augment
     from apportion.domain import Domain
     from apportion.errors import (
         ApportionError,
@@ -100,6 +101,7 @@ __all__ = [
     "Execution",
     "FeedbackNoise",
     "FirstGain",
+    "Flip",
     "Frame",
     "Group",
     "GroupFactors",
@@ -124,6 +126,7 @@ __all__ = [
     "Released",
     "Request",
     "Run",
+    "Shift",
     "SteeringUpdate",
     "Storage",
     "TemperedSigmoid",
@@ -139,6 +142,7 @@ __all__ = [
     "accounting",
     "advise",
     "audit",
+    "augment",
     "check",
     "cite",
     "clip",
@@ -186,6 +190,7 @@ __getattr__, __dir__ = lazy_names(
             "UnusableRecords",
             "WrongOrder",
         ),
+        "curator.views": ("Flip", "Shift", "augment"),
         "domain": ("Domain",),
         "execution": ("Execution",),
         "integrations": (".",),

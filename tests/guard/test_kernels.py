@@ -10,11 +10,12 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from apportion.curator.clipping import clip_and_sum
+from apportion.curator.clipping import as_gradients, clip_and_sum
 from apportion.curator.gradients.convolution import ConvolutionUse
 from apportion.curator.gradients.linear import LinearUse
 from apportion.curator.gradients.one_pass import InputOverwritten, OnePass
 from apportion.curator.gradients.recurrent_layers import TimeProducts
+from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.tree import call_arguments, map_tensors
 from apportion.request import FLOAT32_HEADROOM, ClippedSum
 
@@ -172,8 +173,8 @@ def single_records(model, inputs):
     return {name: torch.stack([one[name] for one in found]) for name in found[0]}
 
 
-def one_pass(engine, inputs):
-    loss_of(engine.forward(inputs)).backward()
+def one_pass(engine, inputs, views=1):
+    loss_of(engine.forward(inputs, views)).backward()
     return engine.gradients()
 
 
@@ -181,7 +182,7 @@ def compare(gradients, rows, tolerance=1e-9):
     """Norms, and sums with other weights for every parameter: what clipping uses."""
     norms = gradients.squared_norms()
     assert list(norms) == list(rows)
-    weights = {name: torch.linspace(0.1, 1.0, RECORDS).double().roll(place) for place, name in enumerate(rows)}
+    weights = {name: torch.linspace(0.1, 1.0, len(row)).double().roll(n) for n, (name, row) in enumerate(rows.items())}
     sums = gradients.weighted_sums(weights)
     for name, row in rows.items():
         expected = row.flatten(1).square().sum(1)
@@ -196,6 +197,19 @@ def test_norms_and_weighted_sums_are_those_of_single_records(name):
     gradients = one_pass(OnePass(model), inputs)
     assert kernel in gradients.kernels().values(), "the case does not run the kernel that it is for"
     compare(gradients, single_records(model, inputs))
+
+
+@pytest.mark.parametrize("engine", [OnePass, lambda model: ReferenceGradients(model, "loop")], ids=["one-pass", "loop"])
+@pytest.mark.parametrize("name", CASES)
+def test_views_of_a_record_are_added_before_anything_is_squared(name, engine):
+    model, inputs, _ = built(name)
+    alone = single_records(model, inputs)
+    rows = {name: row.unflatten(0, (2, 2)).sum(1) for name, row in alone.items()}
+    gradients = as_gradients(one_pass(engine(model), inputs, views=2))
+    assert len(gradients) == 2
+    compare(gradients, rows)
+    for name, row in rows.items():
+        torch.testing.assert_close(gradients.rows(name, slice(1, 2)), row[1:], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("groups", [1, 3])
@@ -290,6 +304,27 @@ def test_a_norm_is_never_too_small_where_terms_cancel(norms_of, kernel):
     assert (found.double() <= truth + 1e-4 * added_up).all()
 
 
+@pytest.mark.usual_pieces
+@pytest.mark.parametrize("layer", ["linear", "convolution"])
+def test_views_that_cancel_have_no_norm_that_is_too_small(layer):
+    """Two views with nearly opposite gradients: their sum is small, and is added to those of others in another order."""
+    generator = torch.Generator().manual_seed(0)
+    gradients = cancelling(300, 2, 96, generator).flatten(0, 1)
+    inputs = torch.randn(300, 1, 96, generator=generator).expand(-1, 2, -1).flatten(0, 1)
+    truth = inputs[::2].double().square().sum(1) * gradients.unflatten(0, (-1, 2)).double().sum(1).square().sum(1)
+    if layer == "linear":
+        use = LinearUse({"weight": "w"}, inputs)
+        use.receive(gradients, views=2)
+    else:
+        use = ConvolutionUse(nn.Conv2d(96, 96, 1, bias=False), {"weight": "w"}, inputs[:, :, None, None])
+        use.receive(gradients[:, :, None, None], views=2)
+    clipped = torch.full((300,), 1e-3).double() / use.squared_norms()["w"].sqrt()
+    alone = [use.weighted_sums({"w": torch.where(torch.arange(300) == i, clipped, 0.0)})["w"] for i in range(0, 300, 7)]
+    norms = torch.stack([one.detach().double().norm() for one in alone])
+    assert (use.squared_norms()["w"] >= truth * (1 - FLOAT32_HEADROOM) ** 2).all()
+    assert float(norms.max()) <= 1e-3 * (1 + FLOAT32_HEADROOM)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_clipped_record_is_within_the_declared_headroom(name):
     """‖clipped record‖ ≤ C·(1 + headroom) in float32, measured in float64 on the sums of single records."""
@@ -321,6 +356,11 @@ def test_a_record_that_is_not_finite_leaves_the_others_alone(name, bad):
     leaf = inputs if isinstance(inputs, torch.Tensor) else inputs[0]
     leaf[0].flatten()[0] = bad
     for key, value in sums(slice(None)).items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-12)
+    # a view that is not finite takes its record with it, and no other
+    good = map_tensors(lambda tensor: tensor[2:], inputs)
+    expected = clip_and_sum(one_pass(engine, good, views=2), releases)
+    for key, value in clip_and_sum(one_pass(engine, inputs, views=2), releases).items():
         torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-12)
 
 

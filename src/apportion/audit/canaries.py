@@ -154,10 +154,10 @@ class CanaryGradients:
     def sync_weights(self) -> None:
         self._engine.sync_weights()
 
-    def forward(self, inputs: Any) -> Any:
+    def forward(self, inputs: Any, views: int = 1) -> Any:
         numbers, example = inputs
-        self._numbers = numbers.numpy()
-        return self._engine.forward(example)
+        self._numbers = numbers[::views].numpy()
+        return self._engine.forward(example, views)
 
     def record_losses(self, loss_fn: LossFunction, outputs: Any, targets: Any) -> Tensor:
         return self._engine.record_losses(loss_fn, outputs, targets)

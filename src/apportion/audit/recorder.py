@@ -202,7 +202,10 @@ class _Draws(Randomness):
         step = self._recorder.begin(streams.noise)
         alone = len(self._recorder.steps) == LONE_STEP
         return DrawStreams(
-            _Coins(streams.coins, step, self._recorder, alone), streams.noise, self._secret.next_draw().model
+            _Coins(streams.coins, step, self._recorder, alone),
+            streams.noise,
+            self._secret.next_draw().model,
+            streams.views,
         )
 
 

@@ -42,6 +42,7 @@ from apportion.curator.curator import Curator, LossFunction
 from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.records import Batch, Records, as_records
 from apportion.curator.tree import map_tensors
+from apportion.curator.views import Views
 from apportion.domain import Domain
 from apportion.errors import InvalidArgument, UnsupportedModel
 from apportion.execution import Execution, Mode
@@ -92,6 +93,7 @@ class Subject:
     execution: Execution
     engine: EngineChoice
     domain: Domain
+    views: Views | None
 
     def run(
         self, common: Batch, last: Batch | None, recorder: Recorder, *, readable: bool = True, group: int = 0
@@ -101,10 +103,12 @@ class Subject:
         audited = AuditedOwners.of(self.plan.budget, RECORDS, last=last is not None, group=group)
         recorder.common, recorder.records_of = audited.common, audited.owners.records_of
         optimizer = build_optimizer(model, self.optimizer, self.lr)
+        records = records_with(common, last, recorder.read, readable, audited.copies)
+        records.views = self.views
         setup = Setup(
             model=model,
             optimizer=optimizer,
-            records=records_with(common, last, recorder.read, readable, audited.copies),
+            records=records,
             owners=audited.owners,
             plan=copy.deepcopy(self.plan),
             choice=self.engine,
@@ -203,6 +207,7 @@ def replay(
         execution=execution or Execution(),
         engine=choice,
         domain=expected_domain(None, subject_model, None if loop else loss_fn, records),
+        views=records.views,
     )
     with torch.random.fork_rng(devices=[]):
         outlier = outlier_of(subject.model, None if loop else loss_fn, subject.engine, common, record)

@@ -132,8 +132,8 @@ class DeclassifyingMechanisms:
 class SealedGradients(ReferenceGradients):
     """The reference engine behind the seal: opens what it is given, seals what it hands on."""
 
-    def forward(self, inputs: Any) -> Any:
-        return seal(super().forward(unseal(inputs)))
+    def forward(self, inputs: Any, views: int = 1) -> Any:
+        return seal(super().forward(unseal(inputs), views))
 
     def record_losses(self, loss_fn: LossFunction, outputs: Any, targets: Any) -> Tensor:
         return seal(super().record_losses(loss_fn, unseal(outputs), unseal(targets)))
@@ -189,4 +189,6 @@ def _sealed_records(records: Records) -> Records:
         pair: Batch = map_tensors(lambda tensor: tensor.index_select(0, chosen), everyone)
         return pair
 
-    return Records(len(records), batch, records.example)
+    found = Records(len(records), batch, records.example)
+    found.views = records.views
+    return found

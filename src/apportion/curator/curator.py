@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from apportion import validate
@@ -45,6 +46,7 @@ from apportion.curator.randomness import KEY_BYTES, DrawStreams, Stream, poisson
 from apportion.curator.reader import Batch, Piece, single_records
 from apportion.curator.records import Records, cut_evenly
 from apportion.curator.sieve import sieve
+from apportion.curator.tree import map_tensors
 from apportion.devices import model_devices, seeded_generators, with_float64
 from apportion.domain import Domain
 from apportion.errors import InvalidArgument, WrongOrder
@@ -118,6 +120,8 @@ class Draw:
         }
         self._totals = [torch.zeros(len(one.line.step_sizes), dtype=torch.float64) for one in request.selections]
         self._released = False
+        self.view_seeds: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
+        """For every record, drawn or not, what its views are made from; empty if there are no views."""
 
     @property
     def request(self) -> Request:
@@ -277,6 +281,7 @@ class Curator:
         problems: Problems | None = None,
     ):
         self._records, self._engine, self._charges, self._randomness = records, engine, charges, randomness
+        self._views = records.views
         self._execution = execution or Execution()
         self._mechanisms = mechanisms
         self._owners: Owners = owners or RecordOwners(len(records))
@@ -292,6 +297,8 @@ class Curator:
         self._require_same_groups(request)
         self._engine.sync_weights()
         size = self._execution.physical_batch(request.expected_batch_size)
+        if self._views is not None:
+            size = max(1, size // self._views.count)
         self._records.start_workers(self._execution.workers)
         self._charges.charge(request.event())
         streams = self._randomness.next_draw()
@@ -302,9 +309,12 @@ class Curator:
         pieces = self._read(members, owners.cut(members, size, self._numbers), streams.model, self._problems)
         weigh = None if owners.pooling is None else pooling_weights(owners, members)
         clips = partial(owners.clips, request) if self._individual is None else self._individual.clips
-        return Draw(
+        draw = Draw(
             request, pieces, self._engine, streams, self._mechanisms, owners, weigh, clips, members, self._problems
         )
+        if self._views is not None:
+            draw.view_seeds = streams.views.words(len(self._records))
+        return draw
 
     def _read(self, members: Numbers, cuts: Sequence[slice], secret: Stream, problems: Problems) -> Iterator[Piece]:
         """Those of these records that can be read and have declared values, where the model is."""
@@ -386,11 +396,25 @@ class Curator:
     def _add_records(self, draw: Draw, piece: Piece, loss_fn: LossFunction) -> None:
         """All that the request asks about these records: what cannot be computed leaves none of it behind."""
         losses = [sum_losses(self._engine, loss_fn, piece.batch, release) for release in draw.request.selections]
-        draw.add(self._gradients(piece.batch, loss_fn) if draw.request.noised else None, piece.members, losses)
+        gradients = None
+        if draw.request.noised:
+            gradients = self._gradients(self._viewed(draw, piece), loss_fn)
+        draw.add(gradients, piece.members, losses)
+
+    def _viewed(self, draw: Draw, piece: Piece) -> Batch:
+        """The views of each record behind each other, each with its target; the records themselves, if there are no views of them."""
+        made = self._views
+        if made is None:
+            return piece.batch
+        inputs, targets = piece.batch
+        with torch.no_grad():
+            views = made.of(inputs, draw.view_seeds[piece.members.numpy()])
+        return views, map_tensors(lambda tensor: tensor.repeat_interleave(made.count, 0), targets)
 
     def _gradients(self, batch: Batch, loss_fn: LossFunction) -> Gradients | Rows:
         inputs, targets = batch
-        loss = self._engine.record_losses(loss_fn, self._engine.forward(inputs), targets).sum()
+        views = 1 if self._views is None else self._views.count
+        loss = self._engine.record_losses(loss_fn, self._engine.forward(inputs, views), targets).sum() / views
         self._engine.require_own_parameters(loss)
         loss.backward()
         return self._engine.gradients()

@@ -30,6 +30,8 @@ from apportion.curator.ziggurat import Floats, Proposer, Words, resolve_proposal
 from apportion.errors import WrongOrder
 
 KEY_BYTES = 32
+PURPOSES = ("coins", "noise", "model", "views")
+"""What a draw tosses for, each from a stream of its own."""
 KEY_STREAM = "AES-256 key stream in counter mode"
 _CHUNK = 1 << 15  # normals made at a time: the buffers stay in the cache, and memory does not grow with the model
 _SPARE = 1 << 10  # normals made beside what was asked for: the small parameters of a model then cost nothing
@@ -102,15 +104,17 @@ class Stream:
 
 @dataclass(frozen=True)
 class DrawStreams:
-    """The random bits of one request: who is in the batch, the noise on its answer, and what the model tosses itself (dropout).
+    """The random bits of one request: who is in the batch, the noise on its answer, what the model tosses itself (dropout), and the views
+    of records.
 
-    All three are fresh together. The model's own randomness must be secret too: one record more shifts the masks of all others,
+    All four are fresh together. The model's own randomness must be secret too: one record more shifts the masks of all others,
     and only masks that nobody can predict make that harmless.
     """
 
     coins: Stream
     noise: Stream
     model: Stream
+    views: Stream
 
 
 class Randomness:
@@ -144,7 +148,7 @@ class Randomness:
             raise WrongOrder("the process was forked during a private run: parent and child would add the same noise")
         number = self._next_draw
         self._next_draw += 1
-        return DrawStreams(*(self._stream(purpose, number) for purpose in ("coins", "noise", "model")))
+        return DrawStreams(*(self._stream(purpose, number) for purpose in PURPOSES))
 
     def _stream(self, purpose: str, number: int) -> Stream:
         message = f"{purpose} {number}".encode()

@@ -97,11 +97,11 @@ class Reader:
         """The number of each record that can be read, and its tensors: whose they are must not depend on how many others failed."""
         indices, seeds = task.indices.tolist(), task.seeds.tolist()
         rows: list[tuple[int, list[Tensor]]] = []
-        with _restore_generators(), warnings.catch_warnings():
+        with restore_generators(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # one that is caused by a record would tell of it
             for index, seed in zip(indices, seeds, strict=True):
                 with contain_errors():
-                    _seed_generators(seed)
+                    seed_generators(seed)
                     rows.append((index, self._row(read_items(self._data, [index])[0])))
         return rows
 
@@ -171,14 +171,14 @@ def single_records(piece: Piece) -> Iterator[Piece]:
         yield map_tensors(lambda tensor, i=i: tensor[i : i + 1], piece)
 
 
-def _seed_generators(seed: int) -> None:
+def seed_generators(seed: int) -> None:
     torch.default_generator.manual_seed(seed % 2**32)  # it looks at no more bits
     np.random.seed(seed >> 32)
     random.seed(seed)
 
 
 @contextmanager
-def _restore_generators() -> Iterator[None]:
+def restore_generators() -> Iterator[None]:
     """Afterwards the generators are as before: how far they moved would tell how many records were read."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:

@@ -6,6 +6,7 @@ model(x), model(*x) or model(**x).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from itertools import islice
@@ -24,6 +25,7 @@ from apportion.curator.foreign_code import contain_errors
 from apportion.curator.randomness import KEY_BYTES, Stream
 from apportion.curator.reader import LABELS, Batch, Piece, Reader, Task, as_pair, join_pieces, read_items
 from apportion.curator.tree import batch_size, map_tensors, tensor_leaves
+from apportion.curator.views import Augmented, Views
 from apportion.curator.workers import Workers
 from apportion.errors import InvalidArgument
 
@@ -31,11 +33,15 @@ _ARGUMENT = "data"
 
 
 class Records:
-    """Indexable private records. Only the curator holds one. `found` says what was wrong with them when they were read, and is secret."""
+    """Indexable private records. Only the curator holds one.
+
+    `found` says what was wrong with them when they were read, and is secret; `views` how views of each are made, if several are.
+    """
 
     def __init__(self, size: int, batch: Callable[[NDArray[np.int64]], Batch], example: Batch):
         self._size, self._batch, self.example = size, batch, example
         self.found: Mapping[str, int] = {}
+        self.views: Views | None = None
 
     def __len__(self) -> int:
         return self._size
@@ -117,6 +123,11 @@ def as_records(data: Any) -> Records:
     """
     if isinstance(data, Records):
         return data
+    if isinstance(data, Augmented):
+        augmented = copy.copy(as_records(data.data))
+        data.views.require_usable(augmented.example[0])
+        augmented.views = data.views
+        return augmented
     if isinstance(data, DataLoader):
         raise InvalidArgument(
             _ARGUMENT,

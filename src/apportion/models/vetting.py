@@ -72,14 +72,14 @@ class VettedEngine:
         if self._alone is not None:
             self._alone.sync_weights()
 
-    def forward(self, inputs: Any) -> Any:
+    def forward(self, inputs: Any, views: int = 1) -> Any:
         self._current = self._together if self._stay_apart(inputs) else self._reference_engine()
         self._record = map_tensors(_value_free, inputs)
         try:
-            return self._current.forward(inputs)
+            return self._current.forward(inputs, views)
         except OtherOutput:  # what would follow was not traced
             self._current = self._reference_engine()
-            return self._current.forward(inputs)
+            return self._current.forward(inputs, views)
 
     def record_losses(self, loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
         """As the engine; one after the other where the loss could not be traced for targets of this kind."""

@@ -41,7 +41,7 @@ import torch
 from apportion.accounting.account import Account
 from apportion.accounting.chain import Chain, new_file
 from apportion.curator.curator import Curator, LossFunction
-from apportion.curator.randomness import KEY_BYTES, DrawStreams, Stream
+from apportion.curator.randomness import KEY_BYTES, PURPOSES, DrawStreams, Stream
 from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
 from apportion.request import Event, Released, Request
 from apportion.training.checkpoint import replace_file
@@ -178,7 +178,7 @@ class ExactCurator:
         if os.getpid() != self._process:
             raise WrongOrder("the process was forked during a private run: parent and child would add the same noise")
         name = self._current.name
-        return DrawStreams(*(self._stream(purpose, name) for purpose in ("coins", "noise", "model")))
+        return DrawStreams(*(self._stream(purpose, name) for purpose in PURPOSES))
 
     def end_workers(self) -> None:
         """End the processes that read records."""

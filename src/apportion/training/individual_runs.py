@@ -70,6 +70,8 @@ def require_individual_fits(setup: Setup) -> None:
         reason, fix = "it keeps an account for each record, and the unit is the user", "Use unit=apportion.Record()"
     elif setup.storage.recovery == "exact":
         reason, fix = "a draw that is repeated would have to repeat everybody's bounds", 'Use recovery="fresh"'
+    elif setup.records.views is not None:
+        reason, fix = "the norm of a record follows its random views", "Hand in the data without apportion.augment"
     elif isinstance(people, IndividualFilter) and asked.statistics:
         reason = (
             "records weigh their own bounds in statistics, so that a clip that follows them would follow something else"

@@ -119,6 +119,11 @@ def _require_valid(setup: Setup) -> None:
             "a run with a seed can be repeated from its beginning, and is not private",
             "Start it again, or leave the seed out",
         )
+    if setup.own_loop and setup.records.views is not None:
+        reason = "a loop of your own would average the views of a record, and those of others with them"
+        raise InvalidArgument(
+            "data", "views of records", reason, "Use apportion.train, or a Dataset that augments each record"
+        )
     if storage.recovery == "exact" and setup.own_loop:
         raise InvalidArgument(
             "recovery",
@@ -172,6 +177,7 @@ def configuration(setup: Setup) -> dict[str, Any]:
         "recovery": setup.storage.recovery,
         "ledger": "the run's own" if setup.storage.ledger is None else "that of the data set",
         "own_loop": setup.own_loop,
+        **({} if setup.records.views is None else setup.records.views.describe()),
         "private": setup.randomness.private,
         "model": {
             name: {"shape": list(value.shape), "dtype": str(value.dtype), "trained": value.requires_grad}

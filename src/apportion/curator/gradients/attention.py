@@ -33,10 +33,10 @@ class StackedUse:
     def __init__(self, names: Mapping[str, str], blocks: list[LinearUse], shapes: list[tuple[int, int]]):
         self.names, self._blocks, self._shapes = names, blocks, shapes
 
-    def receive(self, output_gradient: Tensor) -> None:
+    def receive(self, output_gradient: Tensor, views: int = 1) -> None:
         parts = output_gradient.split([positions * size for positions, size in self._shapes], 1)
         for block, part, shape in zip(self._blocks, parts, self._shapes, strict=True):
-            block.receive(part.unflatten(1, shape))
+            block.receive(part.unflatten(1, shape), views)
 
     @property
     def kernel(self) -> str:

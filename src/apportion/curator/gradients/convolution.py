@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from apportion.curator.gradients.layer_use import ProductUse, scale_rows, split_records
+from apportion.curator.gradients.layer_use import ProductUse, add_views, scale_rows, split_records
 from apportion.curator.gradients.rounding import gram_matrix, norms_from_grams, rounding_margin, squared_row_norms
 from apportion.errors import UnsupportedModel
 
@@ -46,14 +46,14 @@ class ConvolutionUse(ProductUse):
         self._module, self._inputs = module, inputs
         if inputs.dim() != module.weight.dim():  # torch would take records without their first dimension for channels
             raise UnsupportedModel("a convolution got an input without a batch dimension")
-        self._records = inputs.shape[0]
         self._dimensions = inputs.dim() - 2
 
-    def receive(self, output_gradient: Tensor) -> None:
+    def receive(self, output_gradient: Tensor, views: int = 1) -> None:
+        self._views, self._records = views, len(output_gradient) // views
         self._gradients, self._writes = output_gradient, output_gradient._version
         self._norms: dict[str, Tensor] = {}
         if "bias" in self.names:
-            self._rows["bias"] = output_gradient.flatten(2).sum(2)
+            self._rows["bias"] = add_views(output_gradient.flatten(2).sum(2), views)
             self._norms[self.names["bias"]] = squared_row_norms(self._rows["bias"])
         if "weight" in self.names:
             self._norms[self.names["weight"]] = self._weight_norms()
@@ -67,12 +67,18 @@ class ConvolutionUse(ProductUse):
     # -- the two sides of the product: patches of one tensor, positions of the other --
 
     def _sides(self, records: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """(patched, positions): (n, c, *padded size) and (n, o, *positions)."""
-        inputs, gradients = self._inputs[records], self._gradients[records]
+        """(patched, positions) of all their views: (n·views, c, *padded size) and (n·views, o, *positions)."""
+        rows = self._view_rows(records)
+        inputs, gradients = self._inputs[rows], self._gradients[rows]
         if not self._module.transposed:
             return self._pad(inputs), gradients
         zeros = [amount for amount in reversed(self._module.padding) for _ in (0, 1)]
         return functional.pad(gradients, zeros), inputs
+
+    def _view_rows(self, records: slice | Tensor) -> slice | Tensor:
+        if isinstance(records, slice):
+            return slice(records.start * self._views, records.stop * self._views)
+        return (records[:, None] * self._views + torch.arange(self._views, device=records.device)).flatten()
 
     def _pad(self, inputs: Tensor) -> Tensor:
         amounts = self._module._reversed_padding_repeated_twice
@@ -95,7 +101,7 @@ class ConvolutionUse(ProductUse):
 
     @property
     def _gram_is_cheaper(self) -> bool:
-        if self._dimensions != 2 or self._module.groups != 1 or self._all_written:
+        if self._dimensions != 2 or self._module.groups != 1 or self._all_written or self._views > 1:
             return False
         places = math.prod(self._module.kernel_size)
         positions, pixels, channels, out = self._sizes
@@ -112,7 +118,7 @@ class ConvolutionUse(ProductUse):
             self._inputs.numel() + self._unchanged_gradients.numel()
         )
         parts, written = [], []
-        for part in split_records(self._records, positions * channels * places * self._module.groups):
+        for part in split_records(self._records, self._views * positions * channels * places * self._module.groups):
             if kept:
                 written.append(self._materialise(part))
                 parts.append(squared_row_norms(written[-1]))
@@ -135,20 +141,20 @@ class ConvolutionUse(ProductUse):
     def _materialised_norms(self, records: slice | Tensor) -> Tensor:
         """With the margin for a sum that is not made of these rows. A pixel stands in as many patches as the kernel has places."""
         patched, positions = self._sides(records)
-        places, count = math.prod(self._module.kernel_size), math.prod(positions.shape[2:])
-        magnitudes = places * squared_row_norms(patched) * squared_row_norms(positions)
+        places, count = math.prod(self._module.kernel_size), self._views * math.prod(positions.shape[2:])
+        by_record = [squared_row_norms(side.unflatten(0, (-1, self._views))) for side in (patched, positions)]
         norms: Tensor = (
-            squared_row_norms(self._sum_outer_products(patched, positions))
-            + rounding_margin(count, patched.dtype) * magnitudes
+            squared_row_norms(add_views(self._sum_outer_products(patched, positions), self._views))
+            + rounding_margin(count, patched.dtype) * places * by_record[0] * by_record[1]
         )
         return norms
 
     def _materialise(self, records: slice | Tensor) -> Tensor:
         """(n, *shape of the weight)."""
-        return self._sum_outer_products(*self._sides(records))
+        return add_views(self._sum_outer_products(*self._sides(records)), self._views)
 
     def _sum_outer_products(self, patched: Tensor, positions: Tensor) -> Tensor:
-        """Σ_t β_t ⊗ p_t of each record, (n, *shape of the weight)."""
+        """Σ_t β_t ⊗ p_t of each row, (n, *shape of the weight)."""
         groups, kernel = self._module.groups, self._module.kernel_size
         count, n = math.prod(positions.shape[2:]), patched.shape[0]
         channels_last = patched.stride(1) == 1 and patched.shape[1] > 1
@@ -209,7 +215,7 @@ class ConvolutionUse(ProductUse):
         padding = list(module.padding) if plain else [0] * self._dimensions
         total: Tensor
         _, total, _ = torch.ops.aten.convolution_backward(
-            scale_rows(weights, self._unchanged_gradients, inputs),
+            scale_rows(weights.repeat_interleave(self._views), self._unchanged_gradients, inputs),
             inputs,
             module.weight.to(inputs.dtype),
             None,

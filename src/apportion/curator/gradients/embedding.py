@@ -47,15 +47,17 @@ class EmbeddingUse:
         self._coefficients = coefficients
         self._gradients: Tensor
 
-    def receive(self, output_gradient: Tensor) -> None:
-        """(b, places, d), or (b, 1, d) if all places share the output."""
-        records, places = self._tokens.shape
-        gradients = output_gradient.reshape(records, -1, output_gradient.shape[-1]).expand(records, places, -1)
+    def receive(self, output_gradient: Tensor, views: int = 1) -> None:
+        """(b·views, places, d), or (b·views, 1, d) if all places share the output."""
+        rows, places = self._tokens.shape
+        gradients = output_gradient.reshape(rows, -1, output_gradient.shape[-1]).expand(rows, places, -1)
         factors = self._coefficients
         if self._padding is not None:
             counts = (self._tokens != self._padding).to(gradients.dtype)
             factors = counts if factors is None else factors * counts
-        self._gradients = gradients if factors is None else gradients * factors.unsqueeze(2)
+        gradients = gradients if factors is None else gradients * factors.unsqueeze(2)
+        self._tokens = self._tokens.reshape(rows // views, -1)
+        self._gradients = gradients.reshape(rows // views, -1, gradients.shape[2])
 
     def squared_norms(self) -> dict[str, Tensor]:
         """Places whose token occurs once in the record count by themselves; the others are added up by token first."""

@@ -16,7 +16,7 @@ from apportion.execution import Mode
 
 class Engine(Protocol):
     """`sync_weights` at the beginning of a step; for each micro-batch `forward` it, run a backward pass of the sum of its losses,
-    then fetch the `gradients` of its records, once."""
+    then fetch the `gradients` of its records, once: of a record with several views, which are rows behind each other, their sum."""
 
     model: nn.Module
 
@@ -25,7 +25,7 @@ class Engine(Protocol):
 
     def sync_weights(self) -> None: ...
 
-    def forward(self, inputs: Any) -> Any: ...
+    def forward(self, inputs: Any, views: int = 1) -> Any: ...
 
     def record_losses(self, loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor: ...
 

@@ -7,6 +7,9 @@ parameters, which is rarely written out. Needed are only
     ‖g_i‖²   for every record i,      and then      Σ_i w_i·g_i      for clipping weights w_i that follow from the norms.
 
 Each layer family is one file with one kind of `LayerUse`, which answers both with as little arithmetic as it can.
+
+A record may have several rows: views of it, one after the other, whose gradients are added (`views.py`). To a layer they are more positions
+of the same record, so norms and sums are those of the whole record, and nothing is written out for a single view that need not be.
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ class LayerUse(Protocol):
     names: Mapping[str, str]
     """The layer's own name of each parameter that learns ("weight", "bias", ...) → its full name in the model."""
 
-    def receive(self, output_gradient: Tensor) -> None:
-        """Called once, in the backward pass, with the gradient of the layer's output."""
+    def receive(self, output_gradient: Tensor, views: int = 1) -> None:
+        """Called once, in the backward pass, with the gradient of the layer's output, (b·views, ...)."""
         ...
 
     def squared_norms(self) -> dict[str, Tensor]:
@@ -113,6 +116,11 @@ def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
     return total
 
 
+def add_views(rows: Tensor, views: int) -> Tensor:
+    """(b·views, ...) → (b, ...): the sum over the rows of each record."""
+    return rows if views == 1 else rows.unflatten(0, (-1, views)).sum(1)
+
+
 def gradient_or_zeros(value: Tensor) -> Tensor:
     """What autograd left in `value`; zeros where it was not used."""
     return torch.zeros_like(value) if value.grad is None else value.grad
@@ -133,6 +141,8 @@ class ProductUse:
 
     _inputs: Tensor
     _gradients: Tensor
+    _views = 1
+    """How many rows of these two belong to one record."""
 
     def __init__(self, names: Mapping[str, str]):
         self.names = names
@@ -161,7 +171,8 @@ class ProductUse:
     def zero_records(self, records: Tensor) -> None:
         self._rows = {own: zero_rows(records, rows) for own, rows in self._rows.items()}
         if not self._all_written:
-            self._inputs, self._gradients = zero_rows(records, self._inputs), zero_rows(records, self._gradients)
+            rows = records.repeat_interleave(self._views)
+            self._inputs, self._gradients = zero_rows(rows, self._inputs), zero_rows(rows, self._gradients)
 
     def _weight_norms(self) -> Tensor:
         raise NotImplementedError
@@ -177,7 +188,7 @@ class MaterialisedUse(ProductUse):
     """A use whose rows are all computed when the output's gradient arrives, or come from elsewhere.
 
     Args:
-        compute: from the output's gradient to the rows (b, *shape) by the layer's own names.
+        compute: from the output's gradient to the rows (b·views, *shape) by the layer's own names.
     """
 
     kernel = "materialised"
@@ -186,6 +197,6 @@ class MaterialisedUse(ProductUse):
         super().__init__(names)
         self._compute = compute
 
-    def receive(self, output_gradient: Tensor) -> None:
+    def receive(self, output_gradient: Tensor, views: int = 1) -> None:
         found = self._compute(output_gradient)
-        self._rows = {own: upcast_half(found[own]) for own in self.names}
+        self._rows = {own: add_views(upcast_half(found[own]), views) for own in self.names}

@@ -37,8 +37,8 @@ class LinearUse(ProductUse):
     def of(cls, module: nn.Module, names: Mapping[str, str], inputs: Tensor) -> LinearUse:
         return cls(names, inputs)
 
-    def receive(self, output_gradient: Tensor) -> None:
-        records = self._inputs.shape[0]
+    def receive(self, output_gradient: Tensor, views: int = 1) -> None:
+        records = self._inputs.shape[0] // views
         gradients = output_gradient.reshape(records, -1, output_gradient.shape[-1])  # (b, T, out)
         inputs = self._inputs.reshape(records, -1, self._inputs.shape[-1])  # (b, T, in)
         self.kernel = choose_kernel(gradients.shape[1], inputs.shape[2], gradients.shape[2])

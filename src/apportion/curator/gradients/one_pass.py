@@ -202,6 +202,7 @@ class OnePass:
         self._uses: list[LayerUse] = []
         self._noted: list[tuple[str, Tensor, int]] = []
         self._records: int | None = None
+        self._views = 1
         self.anchor = torch.zeros((), requires_grad=True)
         """What autograd differentiates to: a first layer's output must require a gradient although nothing before it does."""
         self._copy_inputs = mode == "one-pass, copying inputs"
@@ -266,7 +267,7 @@ class OnePass:
             if not self._records:
                 return  # of an empty batch every gradient is zero, as of a layer that was not used
             with full_precision():
-                use.receive(upcast_half(gradient.detach()))
+                use.receive(upcast_half(gradient.detach()), self._views)
             uses.append(use)
 
         tapped: Tensor = _OutputTap.apply(output, self.anchor, deliver, self._copy_inputs)
@@ -294,20 +295,21 @@ class OnePass:
                 "is not the batch. Keep the records apart in the first dimension"
             )
 
-    def forward(self, inputs: Any) -> Any:
-        """The model's outputs for a batch."""
+    def forward(self, inputs: Any, views: int = 1) -> Any:
+        """The model's outputs for a batch. So many rows of it, one after the other, are views of one record."""
         self._sync()
-        return self.run(inputs)
+        return self.run(inputs, views)
 
-    def run(self, inputs: Any) -> Any:
+    def run(self, inputs: Any, views: int = 1) -> Any:
         """The outputs of the scratch copy as it is."""
+        self._views = views
         self._uses, self._noted, self._leaves, self._collected = [], [], [], []
         self._records, self.outputs_alone, self._calls = batch_size(inputs), {}, Counter()
         positional, named = call_arguments(map_tensors(to_channels_last, inputs) if self._channels_last else inputs)
         return drop_objects(self.scratch(*positional, **named))
 
     def record_losses(self, loss_fn: LossFunction, outputs: Any, targets: Any) -> Tensor:
-        """The loss of every record alone, (b,)."""
+        """The loss of every row alone, (b·views,)."""
         return record_losses(loss_fn, outputs, targets, together=self._losses_together)
 
     def require_own_parameters(self, loss: Tensor) -> None:
@@ -322,8 +324,8 @@ class OnePass:
             if value._version != version:
                 raise InputOverwritten(path)
         for use in self._collected:
-            use.receive(self.anchor)
-        records, self._records = self._records, None
+            use.receive(self.anchor, self._views)
+        records, self._records = self._records // self._views, None
         uses, self._uses, self._noted, self._collected, self._leaves = self._uses + self._collected, [], [], [], []
         return RecordGradients(uses, trained_parameters(self.model), records)
 

@@ -44,18 +44,22 @@ class TimeProducts:
 
     Args:
         names: full names of what learns, by own name.
-        gradients: β, (T, b, out).
-        inputs: a, (T, b, in), by the own name of each matrix.
+        gradients: β, (T, b·views, out).
+        inputs: a, (T, b·views, in), by the own name of each matrix.
         biases: own names of what is added to the products.
+        views: rows of a record, which lie behind each other in time from here on.
     """
 
     def __init__(
-        self, names: Mapping[str, str], gradients: Tensor, inputs: Mapping[str, Tensor], biases: Sequence[str]
+        self,
+        names: Mapping[str, str],
+        gradients: Tensor,
+        inputs: Mapping[str, Tensor],
+        biases: Sequence[str],
+        views: int = 1,
     ):
-        self._gradients = upcast_half(gradients).transpose(0, 1)
-        self._inputs = [
-            (names[own], upcast_half(value).transpose(0, 1)) for own, value in inputs.items() if own in names
-        ]
+        self._gradients = _by_record(gradients, views)
+        self._inputs = [(names[own], _by_record(value, views)) for own, value in inputs.items() if own in names]
         self._biases = [names[own] for own in biases if own in names]
 
     def kernels(self) -> set[str]:
@@ -98,6 +102,12 @@ class TimeProducts:
         self._inputs = [(name, zero_rows(records, inputs)) for name, inputs in self._inputs]
 
 
+def _by_record(values: Tensor, views: int) -> Tensor:
+    """(T, b·views, size) → (b, views·T, size)."""
+    rows = upcast_half(values).transpose(0, 1)
+    return rows if views == 1 else rows.unflatten(0, (-1, views)).flatten(1, 2)
+
+
 class RecurrentUse:
     """One use of a layer in one direction. Own names: "weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"."""
 
@@ -105,20 +115,20 @@ class RecurrentUse:
         self.names, self._inputs, self._recurrence = names, inputs, recurrence
         self._products: list[TimeProducts] = []
 
-    def receive(self, output_gradient: Tensor) -> None:
+    def receive(self, output_gradient: Tensor, views: int = 1) -> None:
         """The gradient of the projected input; the recurrence has those of the other products."""
         recurrence, names = self._recurrence, self.names
         if recurrence.hidden_gradients is None:
             inputs = {"weight_ih": self._inputs, "weight_hh": recurrence.before}
-            self._products = [TimeProducts(names, output_gradient, inputs, ["bias_ih", "bias_hh"])]
+            self._products = [TimeProducts(names, output_gradient, inputs, ["bias_ih", "bias_hh"], views)]
         else:
             self._products = [
-                TimeProducts(names, output_gradient, {"weight_ih": self._inputs}, ["bias_ih"]),
-                TimeProducts(names, recurrence.hidden_gradients, {"weight_hh": recurrence.before}, ["bias_hh"]),
+                TimeProducts(names, output_gradient, {"weight_ih": self._inputs}, ["bias_ih"], views),
+                TimeProducts(names, recurrence.hidden_gradients, {"weight_hh": recurrence.before}, ["bias_hh"], views),
             ]
         if isinstance(recurrence, LSTMRecurrence) and "weight_hr" in names:
             inputs = {"weight_hr": recurrence.cell_outputs}
-            self._products.append(TimeProducts(names, recurrence.output_gradients, inputs, []))
+            self._products.append(TimeProducts(names, recurrence.output_gradients, inputs, [], views))
 
     @property
     def kernel(self) -> str:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from apportion.curator.gradients.batching_rules import vmap_records
-from apportion.curator.gradients.layer_use import gradient_or_zeros
+from apportion.curator.gradients.layer_use import add_views, gradient_or_zeros
 from apportion.curator.gradients.losses import LossFunction, record_losses, require_own_leaves
 from apportion.curator.gradients.module_state import ModelStructure, ModuleState
 from apportion.curator.tree import batch_size, call_arguments, drop_objects, map_tensors
@@ -45,10 +45,12 @@ class ReferenceGradients:
         self._structure = ModelStructure(model)
         self._frozen: dict[str, Tensor] = {}
         self._copies: list[Mapping[str, Tensor]] | None = None
+        self._views = 1
 
-    def forward(self, inputs: Any) -> Any:
-        """The model's outputs for a batch, each record through its own copy of the parameters."""
+    def forward(self, inputs: Any, views: int = 1) -> Any:
+        """The model's outputs for a batch, each row through its own copy of the parameters. So many rows are views of one record."""
         self.sync_weights()
+        self._views = views
         return self.run(inputs)
 
     def run(self, inputs: Any) -> Any:
@@ -77,10 +79,11 @@ class ReferenceGradients:
         if self._copies is None:
             raise WrongOrder("no forward pass is open: call the private model on the batch before the step")
         copies, self._copies = self._copies, None
-        return {name: torch.cat([gradient_or_zeros(values[name]) for values in copies]) for name in copies[0]}
+        rows = {name: torch.cat([gradient_or_zeros(values[name]) for values in copies]) for name in copies[0]}
+        return {name: add_views(one, self._views) for name, one in rows.items()}
 
     def record_losses(self, loss_fn: LossFunction, outputs: Any, targets: Any) -> Tensor:
-        """The loss of every record alone, (b,)."""
+        """The loss of every row alone, (b·views,)."""
         return record_losses(loss_fn, outputs, targets, together=self.mode == "vmap")
 
     def require_own_parameters(self, loss: Tensor) -> None:
