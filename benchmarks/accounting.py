@@ -33,7 +33,7 @@ def schedule(distinct: int, steps: int = STEPS) -> list[tuple[float, int]]:
 
 def ours(groups: list[tuple[float, int]]) -> float:
     from apportion.accounting.accountant import PrivacyLossAccountant
-    from apportion.request import Event
+    from apportion.event import Event
 
     return PrivacyLossAccountant().epsilon({Event(RATE, z): n for z, n in groups}, DELTA)
 
@@ -100,7 +100,7 @@ def calibration_seconds(steps: int) -> tuple[float, float]:
     """(CPU seconds, ε reached / ε asked for) of calibrating `steps` different multipliers to ε = 1.2."""
     from apportion.accounting.accountant import PrivacyLossAccountant, count_events
     from apportion.accounting.calibration import calibrate
-    from apportion.request import Event
+    from apportion.event import Event
 
     shape = [0.3 ** (t / steps) for t in range(1, steps + 1)]
     cold()

@@ -11,7 +11,7 @@ from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.execution import Execution
-from apportion.request import ClippedSum, UnclippedCount
+from apportion.releases import ClippedSum, UnclippedCount
 from runs import Gaussian
 
 GROUPS = {"strict": (1.0, 0.34), "medium": (2.0, 0.43), "loose": (3.0, 0.23)}

@@ -10,8 +10,17 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "apportion"
-FOUNDATION = {"errors", "extras", "lazy", "validate", "budget", "request", "execution", "devices", "domain", "usable"}
-PLANNING = FOUNDATION | {"accounting", "strategies", "sampling", "planning", "plan_drawing"}
+FOUNDATION = {"errors", "extras", "lazy", "validate", "budget", "event", "releases", "request"}
+FOUNDATION |= {"execution", "devices", "domain", "usable"}
+PLANNING = FOUNDATION | {
+    "accounting",
+    "strategies",
+    "sampling",
+    "planning",
+    "plan_filters",
+    "plan_files",
+    "plan_drawing",
+}
 CORE = PLANNING | {"curator", "models", "training"}
 MAY_IMPORT = {
     "errors": set(),
@@ -19,7 +28,9 @@ MAY_IMPORT = {
     "lazy": set(),
     "validate": {"errors"},
     "budget": {"errors", "validate"},
-    "request": {"errors", "validate"},
+    "event": {"errors", "validate"},
+    "releases": {"errors", "validate", "event"},
+    "request": {"errors", "validate", "event", "releases"},
     "execution": {"errors", "validate"},
     "devices": set(),
     "domain": {"errors", "validate"},
@@ -27,7 +38,9 @@ MAY_IMPORT = {
     "accounting": FOUNDATION,
     "strategies": FOUNDATION | {"accounting"},
     "sampling": FOUNDATION | {"strategies"},
-    "planning": FOUNDATION | {"accounting", "strategies", "sampling", "plan_drawing"},
+    "planning": FOUNDATION | {"accounting", "strategies", "sampling", "plan_filters", "plan_files", "plan_drawing"},
+    "plan_filters": FOUNDATION | {"accounting", "strategies"},
+    "plan_files": FOUNDATION | {"sampling"},
     "plan_drawing": {"reporting", "planning"},
     "curator": FOUNDATION,
     "models": FOUNDATION | {"curator", "strategies"},
@@ -61,7 +74,14 @@ MAY_IMPORT = {
     },
     "__main__": {"cli"},
 }
-WITHOUT_TORCH = FOUNDATION | {"accounting", "strategies", "sampling", "planning", "statistics", "tables"}
+WITHOUT_TORCH = (
+    FOUNDATION
+    | {"accounting", "strategies", "sampling", "planning", "plan_filters", "plan_files"}
+    | {
+        "statistics",
+        "tables",
+    }
+)
 
 
 def room_of(path):

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
-from apportion import planning
+from apportion import plan_filters
 from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.accounting.rules import FixedPlan
 from apportion.strategies.recipes import READY, named
@@ -574,6 +574,6 @@ def test_a_plan_under_a_filter_is_the_one_that_all_orders_find(recipe, epsilon, 
         return ap.plan(recipe, budget=budget, population=1437, batch_size=128, steps=steps).scale
 
     found = scale()
-    monkeypatch.setattr(planning, "_SPARSE", 1)
-    monkeypatch.setattr(planning, "_NEAR", 200)
+    monkeypatch.setattr(plan_filters, "_SPARSE", 1)
+    monkeypatch.setattr(plan_filters, "_NEAR", 200)
     assert found == scale()

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apportion import InvalidArgument
-from apportion.request import ClippedSum, Event, Frame, NormSum, Request, UnclippedCount
+from apportion.event import Event
+from apportion.releases import ClippedSum, Frame, NormSum, UnclippedCount
+from apportion.request import Request
 
 positive = st.floats(0.01, 100)
 

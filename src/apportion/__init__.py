@@ -33,27 +33,16 @@ if TYPE_CHECKING:
         UnusableRecords,
         WrongOrder,
     )
+    from apportion.event import Event, GroupFactors
     from apportion.execution import Execution
     from apportion.models.check import check
     from apportion.models.fix import fix
     from apportion.models.temper import TemperedSigmoid, temper
     from apportion.planning import Plan, plan
+    from apportion.releases import ClippedSum, FirstGain, Frame, Line, LowestLoss, NormSum, UnclippedCount, UsableCount
     from apportion.reporting.documents import write_statement
     from apportion.reporting.write import report
-    from apportion.request import (
-        ClippedSum,
-        Event,
-        FirstGain,
-        Frame,
-        GroupFactors,
-        Line,
-        LowestLoss,
-        NormSum,
-        Released,
-        Request,
-        UnclippedCount,
-        UsableCount,
-    )
+    from apportion.request import Released, Request
     from apportion.strategies import clip, noise, people, recipes, update
     from apportion.strategies.citations import cite
     from apportion.strategies.clip.clip_schedule import ClipSchedule
@@ -192,6 +181,7 @@ __getattr__, __dir__ = lazy_names(
         ),
         "curator.views": ("Flip", "Shift", "augment"),
         "domain": ("Domain",),
+        "event": ("Event", "GroupFactors"),
         "execution": ("Execution",),
         "integrations": (".",),
         "models.check": ("check",),
@@ -200,10 +190,10 @@ __getattr__, __dir__ = lazy_names(
         "planning": ("Plan", "plan"),
         "reporting.documents": ("write_statement",),
         "reporting.write": ("report",),
-        "request": (
-            *("ClippedSum", "Event", "FirstGain", "Frame", "Line", "LowestLoss", "NormSum", "Released", "Request"),
-            *("GroupFactors", "UnclippedCount", "UsableCount"),
+        "releases": (
+            *("ClippedSum", "FirstGain", "Frame", "Line", "LowestLoss", "NormSum", "UnclippedCount", "UsableCount"),
         ),
+        "request": ("Released", "Request"),
         "sklearn": (".",),
         "statistics": (".",),
         "strategies.citations": ("cite",),

@@ -9,41 +9,29 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby
 from typing import Any
 
 from apportion import validate
-from apportion.accounting.accountant import PRICED, Accountant, PrivacyLossAccountant, RunningPrice, count_events
+from apportion.accounting.accountant import Accountant, PrivacyLossAccountant, RunningPrice, count_events
 from apportion.accounting.calibration import calibrate, longest_affordable
 from apportion.accounting.group_calibration import GroupProblem
-from apportion.accounting.renyi import ORDERS
 from apportion.accounting.rules import (
-    ConcentratedFilter,
     FixedPlan,
-    GaussianFilter,
-    IndividualFilters,
     Multiset,
-    RenyiFilter,
     Rule,
     fits,
 )
-from apportion.budget import UNITS, Budget, Group, Selector, User, require_budget
+from apportion.budget import Budget, Selector, User, require_budget
 from apportion.errors import InvalidArgument
-from apportion.request import (
-    ClippedSum,
-    Event,
-    GroupFactors,
-    Noised,
-    NormSum,
-    Request,
-    UsableCount,
-    event_for,
-    rate_of_any,
-)
+from apportion.event import Event, GroupFactors, event_for, rate_of_any
+from apportion.plan_files import FORMAT, describe_budget, edited, read_budget, read_content, spread
+from apportion.plan_filters import choose_filter, reference_run, smallest_scale
+from apportion.releases import ClippedSum, Noised, NormSum, UsableCount
+from apportion.request import Request
 from apportion.sampling import MOST_STEPS, Sampling
 from apportion.strategies.context import Context
 from apportion.strategies.descriptions import build
@@ -61,8 +49,6 @@ from apportion.strategies.roles import (
 )
 from apportion.usable import UsableCheck
 
-FORMAT = 1
-"""Of a plan's JSON."""
 ROWS = 6
 """Of a printed plan."""
 POINTS = 40
@@ -72,7 +58,6 @@ _PROMISES = {
     False: "it covers these multipliers in any order that released values suggest",
 }
 _RELATIVE = ("the multiplier of a step is in proportion to it", "Return a positive number from relative(context)")
-_SPARSE, _NEAR = 8, 8  # of the Rényi orders every eighth, and how many on either side of the best one
 _SAME_PRICE, _SAME_SHAPE = 1e-6, 1e-9  # relative; rounding of another machine is far below
 
 
@@ -386,7 +371,7 @@ class Plan:
         multipliers = [[multiplier, sum(1 for _ in group)] for multiplier, group in groupby(self.multipliers)]
         return {
             "recipe": self.recipe.describe(),
-            "budget": _describe_budget(self.budget),
+            "budget": describe_budget(self.budget),
             "sampling": asdict(self.sampling),
             "spare": self.spare,
             "multipliers": multipliers,
@@ -404,7 +389,7 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """The plan that `to_json` wrote. Its price is computed again, and an edited plan whose price does not follow is refused."""
-        content = _read(text)
+        content = read_content(text)
         try:
             described = content["recipe"]
             roles: dict[str, Any] = {
@@ -413,9 +398,9 @@ class Plan:
             }
             plan = cls(
                 recipe=Recipe(**roles, name=str(described["name"])),
-                budget=_read_budget(content["budget"]),
+                budget=read_budget(content["budget"]),
                 sampling=Sampling.declare(**content["sampling"]),
-                multipliers=tuple(_spread(content["multipliers"])),
+                multipliers=tuple(spread(content["multipliers"])),
                 spare=content["spare"],
                 factors=tuple(GroupFactors(**one) for one in content.get("factors", ())),
                 usable=UsableCheck(**content["usable"]) if "usable" in content else None,
@@ -424,28 +409,28 @@ class Plan:
         except InvalidArgument:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise _edited(f"a part of it is missing or has another form ({type(error).__name__}: {error})") from None
+            raise edited(f"a part of it is missing or has another form ({type(error).__name__}: {error})") from None
         plan._require_consistent(stated)
         return plan
 
     def _require_consistent(self, stated: float) -> None:
         """Refuse a plan whose price does not follow from its multipliers, or whose multipliers do not follow from its recipe."""
         if not math.isclose(stated, self.epsilon, rel_tol=_SAME_PRICE):
-            raise _edited(f"its multipliers cost ε = {self.epsilon:.6g}, and it states {stated:.6g}")
+            raise edited(f"its multipliers cost ε = {self.epsilon:.6g}, and it states {stated:.6g}")
         if self.epsilon > self.budget.epsilon * (1 + _SAME_SHAPE):
-            raise _edited(f"it costs ε = {self.epsilon:.6g}, more than its budget of {self.budget.epsilon:g}")
+            raise edited(f"it costs ε = {self.epsilon:.6g}, more than its budget of {self.budget.epsilon:g}")
         for group, one in zip(self.budget.groups, self.factors, strict=True):
             if self.group_epsilon(group.name) > group.epsilon * (1 + _SAME_SHAPE) or one.share != group.share:
-                raise _edited(f"the group {group.name!r} costs more than its budget, or has another share")
-        if self.filtered and not fits(self.rule(), _reference(self.recipe, count_events(self.tokens))):
-            raise _edited("its reference run does not fit into its filter")
+                raise edited(f"the group {group.name!r} costs more than its budget, or has another share")
+        if self.filtered and not fits(self.rule(), reference_run(self.recipe, count_events(self.tokens))):
+            raise edited("its reference run does not fit into its filter")
         shape = _shape(self.recipe, self.sampling)[: self.steps]
         scale = self.noise.multiplier or self.multipliers[0] / shape[0]
         if any(
             not math.isclose(multiplier, scale * relative, rel_tol=_SAME_SHAPE)
             for multiplier, relative in zip(self.multipliers, shape, strict=True)
         ):
-            raise _edited("its multipliers are not those of its noise strategy")
+            raise edited("its multipliers are not those of its noise strategy")
 
 
 def plan(
@@ -508,7 +493,12 @@ def plan_steps(
     noise = _require_noise(recipe)
     shape, rate = _shape(recipe, sampling), rate_of_any(sampling.sample_rate, budget.unit.coins_per_unit)
     if recipe.needs_filter:
-        return _plan_filter(recipe, budget, sampling, shape)
+        needed = smallest_scale(recipe, budget, rate, shape)
+        scale = noise.multiplier or needed
+        if scale < needed:
+            reason = f"the reference run would need {needed:.4g}"
+            raise InvalidArgument("noise.multiplier", scale, reason, "Leave it out to fit the budget")
+        return Plan(recipe, budget, sampling, tuple(scale * relative for relative in shape))
     accountant, spares = accountant or PrivacyLossAccountant(), [min(shape)] * spare
     if recipe.people is not None and budget.groups:
         problem = GroupProblem(
@@ -573,11 +563,6 @@ def _require_spare(spare: int, recipe: Recipe) -> int:
     return spare
 
 
-def choose_filter(recipe: Recipe, budget: Budget, events: Sequence[Event]) -> Rule:
-    """The tightest filter that covers a recipe: without sampling sums of μ² or ρ, otherwise Rényi orders around a reference run."""
-    return _filter_around(recipe, budget, _reference(recipe, count_events(events)), len(events))
-
-
 def _with_people(recipe: Recipe, budget: Budget) -> Recipe:
     """The recipe with what groups get, where the budget has groups. Refuses what no rule covers together."""
     individual = isinstance(recipe.people, (IndividualEstimate, IndividualFilter))
@@ -614,98 +599,6 @@ def _with_people(recipe: Recipe, budget: Budget) -> Recipe:
     if reason:
         raise InvalidArgument("budget.groups", [group.name for group in budget.groups], reason, fix)
     return recipe if recipe.people is not None else replace(recipe, people=Scale())
-
-
-def _describe_budget(budget: Budget) -> dict[str, Any]:
-    """What is public of a budget: not whose each record is."""
-    unit = budget.unit.describe() if isinstance(budget.unit, User) else {}
-    groups = {"groups": [asdict(group) for group in budget.groups]} if budget.groups else {}
-    return {
-        "epsilon": budget.epsilon,
-        "delta": budget.delta,
-        "unit": budget.unit.name,
-        **({"user": unit} if unit else {}),
-        **groups,
-    }
-
-
-def _read_budget(described: Mapping[str, Any]) -> Budget:
-    for name in described:
-        validate.known(
-            "budget", name, ("epsilon", "delta", "unit", "user", "groups"), "a plan's budget has no such part"
-        )
-    kind = UNITS[validate.known("unit", described["unit"], UNITS, "there is no such unit of privacy")]
-    if kind is not User and "user" in described:
-        reason = "it declares more than one unit of privacy"
-        raise InvalidArgument("unit", described["unit"], reason, "Restore the file")
-    unit = User(**described["user"]) if kind is User else kind()
-    groups = tuple(Group(**one) for one in described.get("groups", ()))
-    return Budget(epsilon=described["epsilon"], delta=described["delta"], unit=unit, groups=groups)
-
-
-def _filter_around(
-    recipe: Recipe, budget: Budget, reference: Mapping[Event, float], steps: int, among: tuple[float, ...] = ORDERS
-) -> Rule:
-    unsampled = all(event.sample_rate == 1 for event in reference)
-    if isinstance(recipe.people, IndividualFilter):
-        each = GaussianFilter(budget) if unsampled else RenyiFilter.around(budget, reference, steps, among)
-        return IndividualFilters(budget, steps, each)
-    if unsampled:
-        kind = ConcentratedFilter if isinstance(recipe.update, AskingUpdate) else GaussianFilter
-        return kind(budget, steps)
-    return RenyiFilter.around(budget, reference, steps, among)
-
-
-def _reference(recipe: Recipe, counts: Mapping[Event, int]) -> Mapping[Event, float]:
-    if isinstance(recipe.people, IndividualFilter):  # the worst case, which is shorter than the run
-        return {event: count / recipe.people.stretch for event, count in counts.items()}
-    return recipe.update.reference(counts) if isinstance(recipe.update, AskingUpdate) else counts
-
-
-def _plan_filter(recipe: Recipe, budget: Budget, sampling: Sampling, shape: Sequence[float]) -> Plan:
-    """The smallest scale at which the reference run fits into its filter."""
-    rate, noise = rate_of_any(sampling.sample_rate, budget.unit.coins_per_unit), _require_noise(recipe)
-
-    relative = Counter(shape)
-
-    def chosen(scale: float, among: tuple[float, ...] = ORDERS) -> tuple[Rule, Mapping[Event, float]]:
-        reference = _reference(recipe, {Event(rate, scale * one): count for one, count in relative.items()})
-        return _filter_around(recipe, budget, reference, len(shape), among), reference
-
-    def affordable(scale: float, among: tuple[float, ...] = ORDERS) -> bool:
-        return fits(*chosen(scale, among))
-
-    if not affordable(PRICED[1]):
-        raise InvalidArgument(
-            "budget.epsilon", budget.epsilon, "no multiplier is large enough for it under a filter", "Use fewer steps"
-        )
-    # Most orders are far from the best one and take most of the time: a few find its neighbourhood, and that the scale.
-    rule, _ = chosen(_halve(lambda scale: affordable(scale, ORDERS[::_SPARSE]), *PRICED))
-    rule = rule.each if isinstance(rule, IndividualFilters) else rule
-    near = _orders_near(rule.best) if isinstance(rule, RenyiFilter) else ORDERS
-    high = _halve(lambda scale: affordable(scale, near), *PRICED)
-    if not affordable(high):  # the best order was not among them
-        high = _halve(affordable, *PRICED)
-    scale = noise.multiplier or high
-    if scale < high:
-        raise InvalidArgument(
-            "noise.multiplier", scale, f"the reference run would need {high:.4g}", "Leave it out to fit the budget"
-        )
-    return Plan(recipe, budget, sampling, tuple(scale * relative for relative in shape))
-
-
-def _halve(affordable: Callable[[float], bool], low: float, high: float) -> float:
-    """The smallest scale that is affordable, up to 1e-4."""
-    while high > low * (1 + 1e-4):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if affordable(middle) else (middle, high)
-    return high
-
-
-def _orders_near(best: float) -> tuple[float, ...]:
-    """The Rényi orders beside it."""
-    place = ORDERS.index(best)
-    return ORDERS[max(0, place - _NEAR) : place + _NEAR + 1]
 
 
 def scale_threshold(release: Noised, factor: float) -> Noised:
@@ -756,49 +649,3 @@ def _shape(recipe: Recipe, sampling: Sampling) -> list[float]:
 
 def _draws(recipe: Recipe) -> int:
     return recipe.update.draws if isinstance(recipe.update, SteeringUpdate) else 1
-
-
-def _read(text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(
-            "plan", type(text).__name__, f"it is not valid JSON: {error}", "Restore the file"
-        ) from None
-    if not isinstance(content, dict) or "apportion_plan" not in content:
-        raise InvalidArgument("plan", type(content).__name__, "it is not a plan", "Pass what plan.to_json() returned")
-    if type(content["apportion_plan"]) is not int or content["apportion_plan"] != FORMAT:
-        raise InvalidArgument(
-            "plan",
-            f"version {content['apportion_plan']!r}",
-            f"this release of Apportion reads plans of version {FORMAT}",
-            "Make the plan anew with `apportion plan`",
-        )
-    known = (
-        "apportion_plan",
-        "recipe",
-        "budget",
-        "sampling",
-        "spare",
-        "multipliers",
-        "factors",
-        "usable",
-        "epsilon",
-        "accountant",
-    )
-    for name in content:
-        validate.known("plan", name, known, "a plan has no such part")
-    return content
-
-
-def _spread(pairs: Sequence[tuple[float, int]]) -> list[float]:
-    values: list[float] = []
-    for multiplier, times in pairs:
-        if type(times) is not int or not 0 < times <= MOST_STEPS - len(values):
-            raise ValueError(f"multipliers hold {times!r} steps")
-        values += [multiplier] * times
-    return values
-
-
-def _edited(reason: str) -> InvalidArgument:
-    return InvalidArgument("plan", "from JSON", reason, "Restore the file, or make the plan anew with `apportion plan`")

@@ -11,7 +11,7 @@ from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.ledger import Ledger
 from apportion.accounting.rules import ConcentratedFilter, FixedPlan, GaussianFilter, Multiset, RenyiFilter
 from apportion.accounting.run_filter import Cost, GaussianRuns, SumOfRuns
-from apportion.request import Event
+from apportion.event import Event
 
 BUDGET = Budget(epsilon=3.0, delta=1e-5, unit=Record())
 TOKEN = Event(0.1, 2.0)

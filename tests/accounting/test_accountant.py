@@ -11,7 +11,7 @@ from scipy.stats import norm
 from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.accounting.calibration import calibrate, longest_affordable
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 ACCOUNTANT = PrivacyLossAccountant()
 

@@ -8,7 +8,7 @@ from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.advanced import AdvancedCompositionAccountant, amplified_epsilon
 from apportion.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 ADVANCED = AdvancedCompositionAccountant()
 

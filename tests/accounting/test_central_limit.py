@@ -10,7 +10,7 @@ from apportion.accounting.central_limit import CentralLimitAccountant, central_l
 from apportion.accounting.gaussian import gaussian_epsilon, gaussian_mu
 from apportion.accounting.renyi import RenyiAccountant
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 LIMIT, PLD, RENYI = CentralLimitAccountant(), PrivacyLossAccountant(), RenyiAccountant()
 DU = 256 / 60_000

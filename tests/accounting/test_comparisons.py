@@ -9,7 +9,7 @@ from apportion.accounting.buckets import bucket_multipliers
 from apportion.accounting.comparisons import COMPARISONS, compare_accountants, compare_plans
 from apportion.accounting.verification import IndependentPrice, independent_price
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 
 def test_every_accountant_says_what_its_number_is_worth():

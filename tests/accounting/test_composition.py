@@ -14,7 +14,7 @@ from apportion.accounting.composition import Composition
 from apportion.accounting.grid import choose_grid, make_cells
 from apportion.accounting.loss import discretise
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 from suites import thinned
 
 ACCOUNTANT = PrivacyLossAccountant()

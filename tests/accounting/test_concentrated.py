@@ -14,7 +14,7 @@ from apportion.accounting.concentrated import (
 from apportion.accounting.gaussian import gaussian_epsilon
 from apportion.accounting.renyi import RenyiAccountant
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 EPOCHS, TRUNCATED = DisjointEpochsAccountant(), TruncatedConcentratedAccountant()
 

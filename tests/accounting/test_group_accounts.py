@@ -13,7 +13,9 @@ from apportion.accounting.ledger import Ledger
 from apportion.accounting.rules import FixedPlan, Multiset, events_of_group
 from apportion.accounting.run_filter import SumOfRuns
 from apportion.errors import BudgetExhausted, InvalidArgument
-from apportion.request import Choice, ClippedSum, Event, GroupFactors, Line, LowestLoss, Request, UnclippedCount
+from apportion.event import Choice, Event, GroupFactors
+from apportion.releases import ClippedSum, Line, LowestLoss, UnclippedCount
+from apportion.request import Request
 from apportion.strategies.recipes import named
 from people import GROUPS, group_budget
 

@@ -11,8 +11,8 @@ from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.comparisons import COMPARISONS
 from apportion.accounting.group_calibration import GroupProblem, largest_rate, solve_clips, solve_rates
 from apportion.errors import InvalidArgument
+from apportion.event import Event, rate_of_any
 from apportion.planning import plan_steps
-from apportion.request import Event, rate_of_any
 from apportion.sampling import Sampling
 from apportion.strategies.recipes import named
 from people import GROUPS, group_budget

@@ -10,7 +10,7 @@ from apportion.accounting.individual_accounts import GaussianMeasure, Individual
 from apportion.accounting.renyi import renyi_curve
 from apportion.accounting.rules import GaussianFilter, RenyiFilter, charge
 from apportion.errors import BudgetExhausted
-from apportion.request import Event
+from apportion.event import Event
 
 BUDGET = ap.Budget(epsilon=2.0, delta=1e-5, unit=ap.Record())
 LEVELS = make_levels(0.1, 6)

@@ -15,7 +15,7 @@ from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.ledger import Ledger
 from apportion.accounting.rules import FixedPlan
 from apportion.accounting.run_filter import GaussianRuns, SumOfRuns
-from apportion.request import Event
+from apportion.event import Event
 
 LIMIT = Budget(epsilon=3.0, delta=1e-5, unit=Record())
 TOKEN = Event(1.0, 4.0)  # on all records: μ = 1/4 exactly

@@ -13,7 +13,7 @@ from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.ledger import Ledger
 from apportion.accounting.rules import ConcentratedFilter, FixedPlan, Multiset, RenyiFilter
 from apportion.accounting.run_filter import GaussianRuns
-from apportion.request import Choice, Event
+from apportion.event import Choice, Event
 
 BUDGET = Budget(epsilon=3.0, delta=1e-5, unit=Record())
 PLAIN = Event(0.1, 2.0)
@@ -153,7 +153,8 @@ from apportion.curator.curator import Curator
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
-from apportion.request import Line, LowestLoss, Request
+from apportion.releases import Line, LowestLoss
+from apportion.request import Request
 
 budget = Budget(epsilon=3.0, delta=1e-5, unit=Record())
 account = Account(budget, RenyiFilter(budget, {14.0: 1.0}), Ledger.create(Path(sys.argv[1])), identifier="mine")

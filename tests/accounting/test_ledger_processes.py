@@ -25,7 +25,7 @@ from apportion.accounting.account import Account
 from apportion.accounting.rules import FixedPlan
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.ledger import Ledger
-from apportion.request import Event
+from apportion.event import Event
 
 def account(path, token, steps):
     budget = Budget(epsilon=3.0, delta=1e-6, unit=Record())

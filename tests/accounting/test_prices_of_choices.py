@@ -19,7 +19,7 @@ from apportion.accounting.loss import discretise
 from apportion.accounting.rules import Multiset, charge
 from apportion.accounting.verification import independent_price
 from apportion.errors import BudgetExhausted, InvalidArgument
-from apportion.request import Choice, Event
+from apportion.event import Choice, Event
 
 PLD = PrivacyLossAccountant()
 INFINITE = math.inf

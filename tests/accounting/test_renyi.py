@@ -11,7 +11,7 @@ from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.central_limit import growing_mu
 from apportion.accounting.renyi import ORDERS, RenyiAccountant, renyi_curve, renyi_sum
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 IMPROVED, CLASSIC, PLD = RenyiAccountant(), RenyiAccountant("classic"), PrivacyLossAccountant()
 DU = 256 / 60_000

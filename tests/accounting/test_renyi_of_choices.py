@@ -10,7 +10,7 @@ from apportion import Budget, BudgetExhausted, InvalidArgument, Record
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.renyi import ORDERS, RenyiAccountant, renyi_curve
 from apportion.accounting.rules import ConcentratedFilter, GaussianFilter, RenyiFilter, charge, fits
-from apportion.request import Choice, Event
+from apportion.event import Choice, Event
 from exact_selections import above_threshold_law, exponential_law, gumbel_law
 
 TESTED = (1.1, 1.5, 2.0, 3.5, 8.0, 32.0, 256.0)

@@ -9,7 +9,7 @@ from apportion.accounting.loss import discretise
 from apportion.accounting.renyi import RenyiAccountant
 from apportion.accounting.rules import ConcentratedFilter, GaussianFilter, Multiset, RenyiFilter, charge
 from apportion.curator.curator import Draw
-from apportion.request import Event
+from apportion.event import Event
 from apportion.sampling import Sampling
 from runs import make_plan
 

@@ -8,7 +8,7 @@ from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.gaussian import gaussian_delta
 from apportion.accounting.run_filter import Cost, GaussianRuns, SumOfRuns, gaussian_cost, search_cost
 from apportion.accounting.selection import NumberOfTrials, Selection
-from apportion.request import Event
+from apportion.event import Event
 
 RATE, DELTA = 256 / 60000, 1e-5
 FAILURE = 0.03 * DELTA

@@ -10,7 +10,7 @@ import pytest
 
 from apportion.accounting.schedules import read_schedule, schedule_from_history
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 EXPECTED = {Event(0.01, 1.5): 200, Event(0.02, 1.0): 1}
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "price_an_opacus_run.py"

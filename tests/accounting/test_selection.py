@@ -11,7 +11,7 @@ from apportion.accounting import selection
 from apportion.accounting.renyi import ORDERS, RenyiAccountant, renyi_sum
 from apportion.accounting.selection import NumberOfTrials, Selection, TrialOfSearch
 from apportion.errors import InvalidArgument
-from apportion.request import Choice, Event
+from apportion.event import Choice, Event
 
 
 def selection_epsilon(events, delta, *, score="public", **settings):

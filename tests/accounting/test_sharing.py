@@ -8,7 +8,7 @@ from apportion.accounting.ledger import Ledger
 from apportion.accounting.run_filter import GaussianRuns, SumOfRuns
 from apportion.accounting.sharing import advise_rule, cheaper_rule, equal_runs, price_together
 from apportion.errors import BudgetExhausted, InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 LIMIT = ap.Budget(epsilon=2.0, delta=1e-6, unit=ap.Record())
 FEW = {Event(0.004, 0.7): 3}

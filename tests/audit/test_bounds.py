@@ -9,7 +9,7 @@ from scipy.stats import binom, norm
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from apportion.audit.bounds import ErrorRates, one_run_epsilon, trade_off, upper_bound
-from apportion.request import Event
+from apportion.event import Event
 
 
 @pytest.mark.parametrize(

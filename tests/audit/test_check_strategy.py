@@ -10,7 +10,7 @@ import torch
 
 import apportion as ap
 from apportion.audit import check_strategy
-from apportion.request import ClippedSum
+from apportion.releases import ClippedSum
 from suites import thinned
 
 LAYERS = {"groups": "layer"}

@@ -21,7 +21,9 @@ from apportion.curator.curator import Curator, Draw
 from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Stream
-from apportion.request import ClippedSum, Event, Request
+from apportion.event import Event
+from apportion.releases import ClippedSum
+from apportion.request import Request
 from apportion.strategies.recipes import READY, named
 from apportion.training import private as private_module
 from runs import Gaussian, replay

@@ -11,7 +11,7 @@ OWN = """
 import torch
 from torch import nn
 import apportion as ap
-from apportion.request import ClippedSum
+from apportion.releases import ClippedSum
 
 def model():
     return nn.Linear(4, 1)

@@ -13,7 +13,8 @@ from apportion.curator import candidate_losses
 from apportion.curator import curator as curator_module
 from apportion.curator.curator import Draw
 from apportion.curator.randomness import Stream
-from apportion.request import Choice, Event, Request
+from apportion.event import Choice, Event
+from apportion.request import Request
 from runs import replay
 from suites import thinned
 

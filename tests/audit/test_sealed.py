@@ -20,7 +20,7 @@ from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records, as_records
 from apportion.execution import Execution
-from apportion.request import ClippedSum
+from apportion.releases import ClippedSum
 from apportion.strategies.recipes import READY, named
 from apportion.training.loop import take_steps
 from apportion.training.opening import open_session

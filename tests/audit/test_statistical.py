@@ -29,7 +29,9 @@ from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.reference import ReferenceGradients, trained_parameters
 from apportion.curator.randomness import Randomness
 from apportion.errors import ApportionError, InvalidArgument
-from apportion.request import ClippedSum, Event, Released, Request
+from apportion.event import Event
+from apportion.releases import ClippedSum
+from apportion.request import Released, Request
 from apportion.strategies.clip import Decay
 from apportion.strategies.noise import GrowingMu
 

@@ -10,7 +10,7 @@ import runs
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.cli import main
 from apportion.cli.account_command import account
-from apportion.request import Event
+from apportion.event import Event
 
 PRICE = PrivacyLossAccountant().epsilon({Event(0.01, 4.0): 10_000}, 1e-5)
 

@@ -11,7 +11,7 @@ from apportion.accounting.account import Account
 from apportion.accounting.ledger import Ledger
 from apportion.accounting.rules import FixedPlan
 from apportion.cli.ledger_command import app
-from apportion.request import Event
+from apportion.event import Event
 
 TOKEN = Event(1.0, 4.0)
 

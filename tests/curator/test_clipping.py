@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.curator.clipping import clip_and_sum
-from apportion.request import FLOAT32_HEADROOM, ClippedSum
+from apportion.releases import FLOAT32_HEADROOM, ClippedSum
 
 GROUPINGS = {
     "flat": lambda threshold: (ClippedSum(threshold),),

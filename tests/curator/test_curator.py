@@ -21,8 +21,10 @@ from apportion.curator.problems import Problems
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records, as_records
 from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
+from apportion.event import Event
 from apportion.execution import Execution
-from apportion.request import FLOAT32_HEADROOM, ClippedSum, Event, Frame, Request, UnclippedCount
+from apportion.releases import FLOAT32_HEADROOM, ClippedSum, Frame, UnclippedCount
+from apportion.request import Request
 
 MODES = ("one-pass", "one-pass, channels last", "vmap")
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")

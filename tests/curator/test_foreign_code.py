@@ -21,7 +21,8 @@ from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness, Stream
 from apportion.curator.records import as_records, cut_evenly
 from apportion.execution import Execution
-from apportion.request import ClippedSum, Request
+from apportion.releases import ClippedSum
+from apportion.request import Request
 from items import Items
 from runs import Gaussian
 

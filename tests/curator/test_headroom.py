@@ -15,7 +15,8 @@ from apportion.curator.clipping import clip_and_sum
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.linear import LinearUse
 from apportion.curator.gradients.rounding import squared_row_norms
-from apportion.request import FLOAT32_HEADROOM, ClippedSum, Request
+from apportion.releases import FLOAT32_HEADROOM, ClippedSum
+from apportion.request import Request
 
 pytestmark = pytest.mark.usual_pieces  # rounding is worst in long sums
 

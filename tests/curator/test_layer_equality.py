@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from apportion.curator.clipping import clip_and_sum
 from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.tree import call_model, map_tensors
-from apportion.request import ClippedSum
+from apportion.releases import ClippedSum
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from layer_cases import FAMILIES

@@ -19,7 +19,8 @@ from apportion.curator.curator import Curator
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Randomness, Stream, poisson_sample
 from apportion.curator.records import as_records
-from apportion.request import FLOAT32_HEADROOM, ClippedSum, Request
+from apportion.releases import FLOAT32_HEADROOM, ClippedSum
+from apportion.request import Request
 
 pytestmark = pytest.mark.usual_pieces
 

@@ -14,7 +14,9 @@ from apportion.curator import mechanisms
 from apportion.curator import owners as owners_module
 from apportion.curator.owners import RecordOwners, UserOwners
 from apportion.errors import InvalidArgument
-from apportion.request import FLOAT32_HEADROOM, ClippedSum, Frame, GroupFactors, NormSum, Request, UnclippedCount
+from apportion.event import GroupFactors
+from apportion.releases import FLOAT32_HEADROOM, ClippedSum, Frame, NormSum, UnclippedCount
+from apportion.request import Request
 from people import Books, curator, double_loop, flat, pooled, record_gradients
 
 FACTORS = (GroupFactors(share=0.5, clip=0.4), GroupFactors(share=0.5, clip=1.6))

@@ -19,8 +19,10 @@ from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.curator.tree import map_tensors
 from apportion.errors import InvalidArgument, WrongOrder
+from apportion.event import Choice, Event
 from apportion.execution import Execution
-from apportion.request import Choice, ClippedSum, Event, FirstGain, Line, LowestLoss, Request, UnclippedCount
+from apportion.releases import ClippedSum, FirstGain, Line, LowestLoss, UnclippedCount
+from apportion.request import Request
 from apportion.training.opening import require_trainable
 from exact_selections import above_threshold_law, exponential_law, gumbel_law, wrong_sign_law
 from zoo import ZOO

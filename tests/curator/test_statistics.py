@@ -26,8 +26,10 @@ from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.curator.tree import map_tensors
 from apportion.errors import BudgetExhausted, InvalidArgument
+from apportion.event import Event
 from apportion.execution import Execution
-from apportion.request import FLOAT32_HEADROOM, ClippedSum, Event, Frame, NormSum, Request, UnclippedCount
+from apportion.releases import FLOAT32_HEADROOM, ClippedSum, Frame, NormSum, UnclippedCount
+from apportion.request import Request
 from runs import Gaussian
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

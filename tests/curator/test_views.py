@@ -16,7 +16,8 @@ from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.curator.views import Views, uniforms
 from apportion.errors import InvalidArgument
-from apportion.request import ClippedSum, Request
+from apportion.releases import ClippedSum
+from apportion.request import Request
 
 THRESHOLD = 3.0
 SEEDS = np.arange(6, dtype=np.uint64) * np.uint64(977)

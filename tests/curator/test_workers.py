@@ -24,7 +24,8 @@ from apportion.curator.randomness import Randomness, Stream
 from apportion.curator.records import as_records, cut_evenly
 from apportion.errors import ApportionError, InvalidArgument, WrongOrder
 from apportion.execution import Execution
-from apportion.request import ClippedSum, Request
+from apportion.releases import ClippedSum
+from apportion.request import Request
 from suites import thinned
 
 RECORDS = 200

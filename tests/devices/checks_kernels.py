@@ -19,16 +19,7 @@ from apportion.curator.randomness import Stream
 from apportion.curator.tree import map_tensors
 from apportion.models.engine_choice import choose_engine
 from apportion.models.inspection import inspect
-from apportion.request import (
-    ClippedSum,
-    FirstGain,
-    Frame,
-    Line,
-    LowestLoss,
-    NormSum,
-    UnclippedCount,
-    UsableCount,
-)
+from apportion.releases import ClippedSum, FirstGain, Frame, Line, LowestLoss, NormSum, UnclippedCount, UsableCount
 from second_device import SECOND, OtherDevice, move
 from tests.guard.test_kernels import CASES, RECORDS
 from zoo import ZOO

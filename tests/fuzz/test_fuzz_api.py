@@ -18,7 +18,9 @@ from apportion.accounting.run_filter import GaussianRuns, SumOfRuns
 from apportion.accounting.schedules import schedule_from_history
 from apportion.accounting.selection import NumberOfTrials, selection_epsilon
 from apportion.errors import ApportionError
-from apportion.request import ClippedSum, Event, Request
+from apportion.event import Event
+from apportion.releases import ClippedSum
+from apportion.request import Request
 from apportion.sampling import Sampling
 from apportion.strategies import recipes
 from apportion.tuning.space import Space

@@ -23,7 +23,9 @@ from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.errors import InvalidArgument, WrongOrder
-from apportion.request import KINDS, Choice, ClippedSum, Event, Line, LowestLoss, Released, Request
+from apportion.event import Choice, Event
+from apportion.releases import KINDS, ClippedSum, Line, LowestLoss
+from apportion.request import Released, Request
 from apportion.strategies.roles import AskGradient
 
 LOSS = nn.CrossEntropyLoss()

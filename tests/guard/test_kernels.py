@@ -17,7 +17,7 @@ from apportion.curator.gradients.one_pass import InputOverwritten, OnePass
 from apportion.curator.gradients.recurrent_layers import TimeProducts
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.tree import call_arguments, map_tensors
-from apportion.request import FLOAT32_HEADROOM, ClippedSum
+from apportion.releases import FLOAT32_HEADROOM, ClippedSum
 
 RECORDS = 4
 

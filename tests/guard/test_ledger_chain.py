@@ -9,7 +9,7 @@ from apportion import Budget, InvalidArgument, Record
 from apportion.accounting.account import Account
 from apportion.accounting.ledger import Ledger
 from apportion.accounting.rules import FixedPlan
-from apportion.request import Event
+from apportion.event import Event
 
 
 @pytest.mark.parametrize("forged", [1, 2, 3, 4])

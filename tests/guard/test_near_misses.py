@@ -31,7 +31,9 @@ from apportion.accounting.run_filter import Cost, GaussianRuns, SumOfRuns
 from apportion.budget import Budget, Record
 from apportion.curator.clipping import clip_and_sum
 from apportion.errors import BudgetExhausted, InvalidArgument
-from apportion.request import ClippedSum, Event, Frame, NormSum, Request, UnclippedCount
+from apportion.event import Event
+from apportion.releases import ClippedSum, Frame, NormSum, UnclippedCount
+from apportion.request import Request
 from pieces import changed
 
 RATE, MULTIPLIER, DELTA = 0.013, 1.7, 1e-5

@@ -19,7 +19,7 @@ import apportion as ap
 import runs
 from apportion.curator import mechanisms
 from apportion.curator.randomness import Randomness
-from apportion.request import FLOAT32_HEADROOM, ClippedSum
+from apportion.releases import FLOAT32_HEADROOM, ClippedSum
 
 STEPS, RECORDS, POPULATION, RATE = 8, 20, 50, 0.3
 MULTIPLIER = 3.0

@@ -16,7 +16,8 @@ from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.execution import MAX_MICRO_BATCH
 from apportion.models.engine_choice import choose_engine
-from apportion.request import ClippedSum, Frame, Request
+from apportion.releases import ClippedSum, Frame
+from apportion.request import Request
 from items import Items
 from runs import Gaussian
 

@@ -20,7 +20,8 @@ from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.execution import Execution
-from apportion.request import ClippedSum, Request
+from apportion.releases import ClippedSum
+from apportion.request import Request
 
 SIZE = 12
 DECLARED = 30.0

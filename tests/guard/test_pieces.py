@@ -23,7 +23,8 @@ from apportion.curator.gradients.engine import build_engine
 from apportion.curator.mechanisms import add_gaussian_noise
 from apportion.curator.randomness import Randomness, Stream
 from apportion.curator.tree import map_tensors
-from apportion.request import ClippedSum, Event, Frame
+from apportion.event import Event
+from apportion.releases import ClippedSum, Frame
 from apportion.training.evaluation import accuracy
 from items import Items
 from pieces import BOUNDS, HARMLESS, HARMLESS_INSIDE, PRICES, SMALL, WORK, changed, constants, hidden

@@ -8,7 +8,7 @@ from scipy.stats import norm
 
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.curator.randomness import Stream
-from apportion.request import Event
+from apportion.event import Event
 
 
 def added(rate, multiplier, epsilon):

@@ -17,7 +17,8 @@ from apportion.execution import MAX_MICRO_BATCH
 from apportion.models.gradient_probe import GradientProbe
 from apportion.models.synthetic import prepare_model
 from apportion.models.vetting import VettedEngine
-from apportion.request import FLOAT32_HEADROOM, ClippedSum, Frame, Request
+from apportion.releases import FLOAT32_HEADROOM, ClippedSum, Frame
+from apportion.request import Request
 from apportion.training.opening import require_trainable
 from items import Items
 from runs import Gaussian

@@ -16,7 +16,8 @@ import runs
 from apportion.accounting.account import Account
 from apportion.accounting.ledger import Ledger
 from apportion.accounting.rules import FixedPlan
-from apportion.request import Line, LowestLoss, Released, Request
+from apportion.releases import Line, LowestLoss
+from apportion.request import Released, Request
 from apportion.training.exact import ExactCurator
 from runs import Recovery
 

@@ -28,7 +28,9 @@ from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.errors import InvalidArgument, UnsupportedModel, WrongOrder
-from apportion.request import FLOAT32_HEADROOM, ClippedSum, Event, Frame, Request
+from apportion.event import Event
+from apportion.releases import FLOAT32_HEADROOM, ClippedSum, Frame
+from apportion.request import Request
 from apportion.training.exact import ExactCurator
 from items import Items
 from runs import Gaussian, Recovery

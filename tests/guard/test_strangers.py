@@ -25,7 +25,8 @@ from apportion.curator.tree import call_model, tensor_leaves
 from apportion.errors import InvalidArgument, UnsupportedModel
 from apportion.models.memory import resolve_micro_batch
 from apportion.models.vetting import VettedEngine
-from apportion.request import FLOAT32_HEADROOM, ClippedSum, Request
+from apportion.releases import FLOAT32_HEADROOM, ClippedSum
+from apportion.request import Request
 from apportion.training.opening import require_trainable
 from items import Items
 from runs import Gaussian

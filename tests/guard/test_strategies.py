@@ -16,7 +16,8 @@ import runs
 from apportion import clip, noise, recipes
 from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.curator import mechanisms
-from apportion.request import FLOAT32_HEADROOM, ClippedSum, NormSum, Request, UnclippedCount
+from apportion.releases import FLOAT32_HEADROOM, ClippedSum, NormSum, UnclippedCount
+from apportion.request import Request
 from apportion.sampling import Sampling
 from apportion.training.session import REHEARSED
 from runs import make_plan

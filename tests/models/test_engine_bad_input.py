@@ -13,7 +13,7 @@ from apportion.errors import UnsupportedModel, WrongOrder
 from apportion.models.check import check
 from apportion.models.engine_choice import choose_engine
 from apportion.models.probe import probe_loss, probe_model
-from apportion.request import ClippedSum
+from apportion.releases import ClippedSum
 
 MODES = ["one-pass", "vmap", "loop"]
 EXAMPLE = torch.zeros(4), torch.tensor(0)

@@ -19,7 +19,7 @@ from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.tree import map_tensors
 from apportion.models.engine_choice import choose_engine
 from apportion.models.probe import probe_loss, probe_model
-from apportion.request import ClippedSum
+from apportion.releases import ClippedSum
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from suites import thinned

@@ -11,7 +11,7 @@ from apportion.accounting.gaussian import gaussian_delta
 from apportion.accounting.ledger import Ledger
 from apportion.accounting.run_filter import GaussianRuns, SumOfRuns
 from apportion.curator.randomness import Randomness
-from apportion.request import Choice, Event
+from apportion.event import Choice, Event
 from apportion.statistics import Exponential, Partition, Sample
 
 QUESTIONS = {

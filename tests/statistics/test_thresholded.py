@@ -9,7 +9,7 @@ import apportion as ap
 from apportion.accounting.ledger import Ledger
 from apportion.accounting.run_filter import GaussianRuns, SumOfRuns
 from apportion.curator.randomness import Randomness
-from apportion.request import Choice, Event
+from apportion.event import Choice, Event
 from apportion.statistics import thresholded
 from apportion.statistics.thresholded import release_frequent, safe_threshold
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import apportion as ap
-from apportion.request import ClippedSum, Released, Request
+from apportion.releases import ClippedSum
+from apportion.request import Released, Request
 
 REQUEST = Request(0.1, 1.0, 50.0, (ClippedSum(1.0),))
 

@@ -10,7 +10,8 @@ from torch import nn
 
 import runs
 from apportion import InvalidArgument, clip
-from apportion.request import FLOAT32_HEADROOM, Released, Request
+from apportion.releases import FLOAT32_HEADROOM
+from apportion.request import Released, Request
 from apportion.strategies.context import Context
 from apportion.training.packing import pack, unpack
 

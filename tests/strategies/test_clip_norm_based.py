@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apportion import InvalidArgument, clip
-from apportion.request import NormSum, Released, Request
+from apportion.releases import NormSum
+from apportion.request import Released, Request
 from apportion.strategies.context import Context
 from apportion.training.packing import pack, unpack
 

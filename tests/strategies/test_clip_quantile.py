@@ -12,7 +12,8 @@ from torch import nn
 import apportion as ap
 import runs
 from apportion import InvalidArgument, clip
-from apportion.request import Released, Request, UnclippedCount
+from apportion.releases import UnclippedCount
+from apportion.request import Released, Request
 from apportion.strategies.context import Context
 from apportion.training.packing import pack, unpack
 

@@ -7,7 +7,9 @@ import torch
 
 import apportion as ap
 from apportion.accounting.rules import ConcentratedFilter, RenyiFilter
-from apportion.request import Choice, Event, LowestLoss, Released
+from apportion.event import Choice, Event
+from apportion.releases import LowestLoss
+from apportion.request import Released
 from apportion.strategies.context import Context
 from apportion.strategies.roles import AskGradient
 from apportion.training.recipe_state import RecipeState

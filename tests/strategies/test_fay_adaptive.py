@@ -8,7 +8,8 @@ import torch
 
 import apportion as ap
 from apportion.accounting.rules import GaussianFilter, RenyiFilter
-from apportion.request import ClippedSum, Frame, Line, LowestLoss, Released, Request
+from apportion.releases import ClippedSum, Frame, Line, LowestLoss
+from apportion.request import Released, Request
 from apportion.strategies.context import Context
 
 SIZE = 50.0

@@ -8,7 +8,7 @@ from apportion import clip, noise
 from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.accounting.verification import independent_price
 from apportion.budget import Budget, Record
-from apportion.request import Event
+from apportion.event import Event
 from apportion.sampling import Sampling
 from apportion.strategies.context import Context
 from runs import make_plan

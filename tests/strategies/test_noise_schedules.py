@@ -16,7 +16,7 @@ from apportion.accounting.concentrated import (
 )
 from apportion.accounting.renyi import RenyiAccountant
 from apportion.budget import Budget, Record
-from apportion.request import Event
+from apportion.event import Event
 from apportion.sampling import Sampling
 from apportion.strategies.context import Context
 from runs import make_plan

@@ -7,7 +7,9 @@ import torch
 
 import apportion as ap
 from apportion.accounting.rules import RenyiFilter
-from apportion.request import Choice, Event, FirstGain, Released
+from apportion.event import Choice, Event
+from apportion.releases import FirstGain
+from apportion.request import Released
 from apportion.strategies.context import Context
 from apportion.strategies.roles import AskGradient
 from apportion.strategies.update.noisy_btls import angle_between

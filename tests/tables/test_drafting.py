@@ -9,7 +9,7 @@ import apportion as ap
 from apportion.accounting.ledger import Ledger
 from apportion.accounting.run_filter import SumOfRuns
 from apportion.curator.randomness import Randomness
-from apportion.request import Choice, Event
+from apportion.event import Choice, Event
 from apportion.statistics import thresholded
 from apportion.tables import drafting
 from apportion.tables.drafting import Questions, draft_from_public, draft_privately

@@ -21,7 +21,9 @@ from apportion.compare.networks import build
 from apportion.curator import mechanisms
 from apportion.curator.curator import Curator, Draw
 from apportion.curator.records import Records
-from apportion.request import Event, FirstGain, Line, LowestLoss, Released, Request
+from apportion.event import Event
+from apportion.releases import FirstGain, Line, LowestLoss
+from apportion.request import Released, Request
 from apportion.strategies.roles import AskGradient
 from apportion.training import checkpoint
 from apportion.training.evaluation import accuracy

@@ -16,7 +16,8 @@ from apportion.curator.gradients.engine import build_engine
 from apportion.curator.individual_bounds import IndividualBounds
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
-from apportion.request import ClippedSum, Request
+from apportion.releases import ClippedSum
+from apportion.request import Request
 from apportion.training.storage import CHECKPOINT
 
 FILTER = ap.people.IndividualFilter(stretch=3.0, refresh=4, floor=0.2)

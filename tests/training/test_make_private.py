@@ -13,7 +13,7 @@ import runs
 from apportion.curator import curator as curator_module
 from apportion.curator import mechanisms
 from apportion.curator.randomness import Randomness
-from apportion.request import ClippedSum
+from apportion.releases import ClippedSum
 
 SMALL = {"population": 40, "sample_rate": 0.5, "steps": 5, "seed": 0}
 

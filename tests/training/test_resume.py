@@ -19,7 +19,7 @@ from apportion.accounting.run_filter import GaussianRuns
 from apportion.curator import mechanisms
 from apportion.curator.clipping import clip_and_sum
 from apportion.curator.randomness import poisson_sample
-from apportion.request import ClippedSum
+from apportion.releases import ClippedSum
 from apportion.training import checkpoint
 from apportion.training.checkpoint import read_checkpoint
 from apportion.training.exact import DrawBook

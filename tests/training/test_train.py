@@ -14,7 +14,8 @@ import apportion as ap
 import runs
 from apportion.accounting.ledger import Ledger
 from apportion.curator import mechanisms
-from apportion.request import Event, Request
+from apportion.event import Event
+from apportion.request import Request
 from apportion.sampling import Sampling
 from apportion.training.evaluation import accuracy
 

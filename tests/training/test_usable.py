@@ -17,7 +17,9 @@ from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.problems import NOTE, Problems
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
-from apportion.request import ClippedSum, GroupFactors, Request, UsableCount
+from apportion.event import GroupFactors
+from apportion.releases import ClippedSum, UsableCount
+from apportion.request import Request
 from apportion.usable import UsableCheck, UsableTally
 
 RECORDS = 400

@@ -10,7 +10,7 @@ from apportion.accounting.ledger import Ledger
 from apportion.accounting.rules import Rule, events_of_group
 from apportion.budget import Budget
 from apportion.errors import BudgetExhausted, InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 
 class Account:

@@ -23,7 +23,7 @@ from apportion.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from apportion.accounting.grid import choose_grid, make_cells
 from apportion.accounting.interpolation import EXACT, Cell
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 SMALLEST_DELTA = 1e-60
 LARGEST_GROUP = 32
@@ -58,7 +58,7 @@ class PrivacyLossAccountant:
 
     Examples:
         >>> from apportion.accounting.accountant import PrivacyLossAccountant
-        >>> from apportion.request import Event
+        >>> from apportion.event import Event
         >>> round(PrivacyLossAccountant().epsilon({Event(0.01, 1.0): 1000}, delta=1e-5), 3)
         1.829
     """

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from apportion import validate
 from apportion.accounting.buckets import require_gaussian
 from apportion.accounting.gaussian import gaussian_epsilon
-from apportion.request import Event
+from apportion.event import Event
 
 _ALMOST_ONE = 1 - 1e-12
 

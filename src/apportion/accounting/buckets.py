@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 MOST = 40
 

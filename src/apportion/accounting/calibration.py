@@ -19,7 +19,7 @@ from apportion import validate
 from apportion.accounting.accountant import Accountant, count_events
 from apportion.accounting.gaussian import gaussian_epsilon
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 TOLERANCE = 0.002
 _LIMITS = (0.02, 1e6)  # multipliers outside are either no protection or no signal

@@ -22,7 +22,7 @@ from apportion import validate
 from apportion.accounting.buckets import require_gaussian
 from apportion.accounting.gaussian import gaussian_epsilon, gaussian_mu
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 _LARGEST_EXPONENT = 700.0  # e^709 is the largest float
 

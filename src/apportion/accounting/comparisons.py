@@ -16,7 +16,7 @@ from apportion.accounting.central_limit import CentralLimitAccountant, growing_m
 from apportion.accounting.concentrated import DisjointEpochsAccountant, TruncatedConcentratedAccountant
 from apportion.accounting.renyi import RenyiAccountant
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 
 class ComparisonAccountant(Protocol):

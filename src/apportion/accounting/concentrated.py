@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from apportion import validate
 from apportion.accounting.buckets import require_gaussian
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 _LARGEST = 0.1  # of ρ and of the rate, in the amplification theorem of tCDP
 

@@ -22,7 +22,7 @@ from scipy import fft
 
 from apportion.accounting.interpolation import EXACT, Cell, Node, cells_of
 from apportion.accounting.loss import Sketch, StepLoss, discretise, sketch
-from apportion.request import Event
+from apportion.event import Event
 
 Array = NDArray[np.float64]
 Spectrum = NDArray[np.complex128]

@@ -16,7 +16,7 @@ from apportion.accounting.accountant import Accountant, count_events
 from apportion.accounting.calibration import TOLERANCE, calibrate
 from apportion.budget import Group
 from apportion.errors import InvalidArgument
-from apportion.request import Event, GroupFactors, rate_of_any
+from apportion.event import Event, GroupFactors, rate_of_any
 
 COARSE = 24
 """Different multipliers with which rates are searched; the last prices are those of the schedule itself."""

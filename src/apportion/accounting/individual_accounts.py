@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from apportion.accounting.gaussian import gaussian_epsilon
 from apportion.accounting.renyi import renyi_curve
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 Floats = NDArray[np.float64]
 

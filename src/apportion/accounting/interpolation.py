@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfc
 
-from apportion.request import Event
+from apportion.event import Event
 
 Array = NDArray[np.float64]
 Node = tuple[float, float, tuple[float, ...]]

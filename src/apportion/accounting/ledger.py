@@ -31,7 +31,7 @@ from apportion.accounting.run_filter import RULES, Cost, Planned, RunRule
 from apportion.accounting.sharing import advise_rule
 from apportion.budget import UNITS, Budget
 from apportion.errors import ApportionError, BudgetExhausted, InvalidArgument, TakenOver
-from apportion.request import Choice, Event
+from apportion.event import Choice, Event
 
 FORMAT = 1
 _MOST_TIMES = 10_000_000  # more tokens than any plan can have: a damaged number, which would fill the memory

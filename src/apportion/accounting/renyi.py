@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from apportion import validate
 from apportion.errors import InvalidArgument
-from apportion.request import Choice, Event
+from apportion.event import Choice, Event
 
 Array = NDArray[np.float64]
 

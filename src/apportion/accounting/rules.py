@@ -37,7 +37,7 @@ from apportion.accounting.gaussian import gaussian_mu
 from apportion.accounting.renyi import ORDERS, renyi_curve, renyi_sum
 from apportion.budget import Budget, require_budget
 from apportion.errors import BudgetExhausted, InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 LARGEST_MULTISET = 1_000_000
 """Tokens, each of which is written to the ledger."""

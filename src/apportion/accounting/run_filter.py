@@ -41,7 +41,7 @@ from apportion.accounting.gaussian import gaussian_epsilon, gaussian_mu
 from apportion.accounting.selection import NumberOfTrials, Selection
 from apportion.budget import Budget, require_budget
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 FAILURE_SHARE = 0.03
 """D/δ: how much of δ the Gaussian rule keeps for the tails of runs that a Gaussian would bound badly."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from apportion import validate
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 Schedule = Counter[Event]
 

@@ -45,7 +45,7 @@ from apportion.accounting.buckets import bucket_multipliers, require_gaussian
 from apportion.accounting.renyi import ORDERS, Array, quiet_accounting, renyi_sum
 from apportion.accounting.rules import FixedPlan
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 SCORES = ("public", "released")

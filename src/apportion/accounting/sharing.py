@@ -18,7 +18,7 @@ from apportion.accounting.gaussian import gaussian_epsilon
 from apportion.accounting.run_filter import FAILURE_PART, Cost, GaussianRuns, SumOfRuns, gaussian_cost
 from apportion.budget import Budget
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 if TYPE_CHECKING:
     from apportion.accounting.ledger import Ledger

@@ -16,7 +16,7 @@ from dp_accounting.pld import PLDAccountant
 from apportion import validate
 from apportion.accounting.buckets import MOST, bucket_multipliers, require_gaussian
 from apportion.errors import InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 
 TOLERANCE = 0.005
 """How far apart two prices may lie, relatively."""

@@ -16,8 +16,8 @@ from apportion import validate
 from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.budget import Budget, Public, Record
 from apportion.errors import InvalidArgument
+from apportion.event import Event
 from apportion.planning import Plan
-from apportion.request import Event
 from apportion.sampling import Sampling
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.records import Batch, Records
 from apportion.curator.tree import map_tensors
 from apportion.errors import ApportionError, InvalidArgument
-from apportion.request import ClippedSum, Released
+from apportion.releases import ClippedSum
+from apportion.request import Released
 
 EXCESS = 1000.0
 """K/C at the first step: without clipping a canary would weigh a thousand times what it may."""

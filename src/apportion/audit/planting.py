@@ -28,7 +28,8 @@ from apportion.errors import InvalidArgument
 from apportion.execution import Execution
 from apportion.models.check import copy_model
 from apportion.planning import Plan
-from apportion.request import ClippedSum, Noised, Released
+from apportion.releases import ClippedSum, Noised
+from apportion.request import Released
 from apportion.strategies.clip import Clip
 from apportion.strategies.context import Context
 from apportion.training.opening import open_session, require_trainable

@@ -18,7 +18,9 @@ from apportion.audit.state import State, public_state
 from apportion.curator import mechanisms
 from apportion.curator.owners import Numbers
 from apportion.curator.randomness import KEY_BYTES, DrawStreams, Randomness, Stream
-from apportion.request import Event, FirstGain, LowestLoss, Released, Selection
+from apportion.event import Event
+from apportion.releases import FirstGain, LowestLoss, Selection
+from apportion.request import Released
 from apportion.training.session import Session
 
 LONE_STEP = 2

@@ -15,17 +15,9 @@ from apportion.audit.replay_report import Finding, Kind
 from apportion.audit.state import differences
 from apportion.curator.clipping import group_names
 from apportion.curator.gradients.reference import trained_parameters
-from apportion.request import (
-    ClippedSum,
-    Event,
-    Frame,
-    LowestLoss,
-    Noised,
-    Request,
-    UnclippedCount,
-    UsableCount,
-    rate_of_any,
-)
+from apportion.event import Event, rate_of_any
+from apportion.releases import ClippedSum, Frame, LowestLoss, Noised, UnclippedCount, UsableCount
+from apportion.request import Request
 
 _ROUNDING = 1e-9  # float64 sums of a few records
 _RAMP_ROUNDING = 1e-5  # of a dozen other records, whose norms move in the last bit when they run in another micro-batch

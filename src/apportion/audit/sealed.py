@@ -30,7 +30,8 @@ from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Stream
 from apportion.curator.records import Batch, Records
 from apportion.curator.tree import map_tensors
-from apportion.request import FirstGain, LowestLoss, Released, Request
+from apportion.releases import FirstGain, LowestLoss
+from apportion.request import Released, Request
 from apportion.training.session import Setup
 
 _Tree = TypeVar("_Tree")

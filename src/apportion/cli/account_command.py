@@ -23,7 +23,7 @@ from apportion.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from apportion.accounting.comparisons import Comparison
-    from apportion.request import Event
+    from apportion.event import Event
 
 STATEMENT, LEDGER = Path("public", "privacy.json"), Path("secret", "ledger.sqlite")
 

@@ -18,7 +18,7 @@ from apportion.curator.gradients.losses import LossFunction
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.records import Batch
 from apportion.devices import model_devices, remember_generators, with_float64
-from apportion.request import FirstGain, Selection
+from apportion.releases import FirstGain, Selection
 
 
 def sum_losses(engine: Engine, loss_fn: LossFunction, batch: Batch, release: Selection) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from apportion.curator.problems import NOT_FINITE, Problems
 from apportion.devices import with_float64
-from apportion.request import POOLED_THRESHOLDS, ClippedSum, Frame, Noised, Statistic, UnclippedCount, UsableCount
+from apportion.releases import POOLED_THRESHOLDS, ClippedSum, Frame, Noised, Statistic, UnclippedCount, UsableCount
 
 RAMP_WIDTH = 0.1
 """The width, in thresholds, over which a record passes from unclipped to clipped in a count (`UnclippedCount`)."""

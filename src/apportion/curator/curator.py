@@ -50,20 +50,19 @@ from apportion.curator.tree import map_tensors
 from apportion.devices import model_devices, seeded_generators, with_float64
 from apportion.domain import Domain
 from apportion.errors import InvalidArgument, WrongOrder
+from apportion.event import Event
 from apportion.execution import Execution
-from apportion.request import (
+from apportion.releases import (
     FLOAT32_HEADROOM,
     KINDS,
     ClippedSum,
-    Event,
     LowestLoss,
     Noised,
-    Released,
-    Request,
     Selection,
     Statistic,
     UsableCount,
 )
+from apportion.request import Released, Request
 
 
 class Charges(Protocol):

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apportion.curator.clipping import Gradients, Rows, as_gradients, release_norms, squared_norms
-from apportion.request import Event, Request
+from apportion.event import Event
+from apportion.request import Request
 
 Numbers = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from apportion.curator.randomness import Stream
-from apportion.request import FirstGain, LowestLoss
+from apportion.releases import FirstGain, LowestLoss
 
 NOISE_CHUNK_NUMBERS = 1 << 18
 """Numbers that get their noise at a time: they stay in the caches, and memory does not grow with the parameter."""

@@ -18,7 +18,7 @@ from apportion.curator.clipping import Gradients, Rows, as_gradients, flatten_ro
 from apportion.curator.owners import Numbers
 from apportion.curator.problems import NOT_FINITE, Problems
 from apportion.devices import with_float64
-from apportion.request import ClippedSum
+from apportion.releases import ClippedSum
 
 
 @dataclass(frozen=True, eq=False)

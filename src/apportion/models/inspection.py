@@ -19,7 +19,7 @@ from apportion.models.check import copy_model
 from apportion.models.engine_choice import choose_engine
 from apportion.models.memory import measure_memory, repeat_records, resolve_micro_batch, surrogate_loss, synthetic_batch
 from apportion.models.synthetic import model_device
-from apportion.request import ClippedSum
+from apportion.releases import ClippedSum
 
 _ROUNDS = 5
 

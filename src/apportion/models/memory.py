@@ -33,11 +33,13 @@ from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
 from apportion.curator.tree import batch_size, call_model, map_tensors, tensor_leaves
 from apportion.errors import InvalidArgument
+from apportion.event import Event
 from apportion.execution import MAX_MICRO_BATCH, Execution, Mode, format_bytes
 from apportion.models.check import copy_model
 from apportion.models.record_tracer import leave_uncompiled
 from apportion.models.synthetic import fix_seed, model_device, synthetic_batch
-from apportion.request import ClippedSum, Event, Request
+from apportion.releases import ClippedSum
+from apportion.request import Request
 
 BASE_BYTES = 3 << 20
 """Buffers of the mathematical libraries and small objects."""

@@ -21,7 +21,7 @@ from apportion.accounting.run_filter import Cost, SumOfRuns
 from apportion.budget import Budget
 from apportion.curator.randomness import DrawStreams, Randomness
 from apportion.errors import InvalidArgument
-from apportion.request import Choice, Event
+from apportion.event import Choice, Event
 from apportion.training.storage import LEDGER, Storage
 from apportion.validate import instance_of
 

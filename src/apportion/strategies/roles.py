@@ -26,7 +26,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from apportion.accounting.group_calibration import GroupProblem, GroupSolution
-from apportion.request import Event, Noised, Released, Selection
+from apportion.event import Event
+from apportion.releases import Noised, Selection
+from apportion.request import Released
 from apportion.strategies.context import Context
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import numpy as np
 from apportion.accounting.gaussian import gaussian_epsilon, gaussian_mu
 from apportion.budget import Budget
 from apportion.errors import BudgetExhausted, InvalidArgument
-from apportion.request import Event
+from apportion.event import Event
 from apportion.teachers.aggregation import Mechanism
 from apportion.teachers.ensemble import Ensemble, Floats
 

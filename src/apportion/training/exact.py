@@ -43,7 +43,8 @@ from apportion.accounting.chain import Chain, new_file
 from apportion.curator.curator import Curator, LossFunction
 from apportion.curator.randomness import KEY_BYTES, PURPOSES, DrawStreams, Stream
 from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
-from apportion.request import Event, Released, Request
+from apportion.event import Event
+from apportion.request import Released, Request
 from apportion.training.checkpoint import replace_file
 from apportion.training.packing import digest
 from apportion.training.storage import DRAWS, KEY

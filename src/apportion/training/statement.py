@@ -9,7 +9,7 @@ from apportion.accounting.ledger import Ledger
 from apportion.accounting.selection import TrialOfSearch
 from apportion.budget import Unit, User
 from apportion.curator.randomness import KEY_STREAM
-from apportion.request import POOLED_THRESHOLDS
+from apportion.releases import POOLED_THRESHOLDS
 from apportion.strategies.descriptions import describe
 from apportion.strategies.roles import SteeringUpdate
 from apportion.training.versions import package_versions

@@ -19,7 +19,8 @@ from apportion.curator import mechanisms
 from apportion.curator.randomness import Randomness, Stream
 from apportion.errors import BudgetExhausted
 from apportion.planning import Plan
-from apportion.request import LowestLoss, Released, Request, Selection
+from apportion.releases import LowestLoss, Selection
+from apportion.request import Released, Request
 from apportion.training.recipe_state import RecipeState
 
 DIMENSION = 64

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from apportion.devices import with_float64
-from apportion.request import FLOAT32_HEADROOM
+from apportion.releases import FLOAT32_HEADROOM
 
 MAX_FLOAT32_TERMS = 4096
 """So many numbers are added up in float32."""

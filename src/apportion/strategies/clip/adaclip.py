@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from apportion.devices import with_float64
 from apportion.errors import InvalidArgument
-from apportion.request import ClippedSum, Frame, Released
+from apportion.releases import ClippedSum, Frame
+from apportion.request import Released
 from apportion.strategies.clip.groups import Grouped
 from apportion.strategies.context import Context
 from apportion.validate import below_one, checked, positive

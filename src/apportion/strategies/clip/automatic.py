@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from apportion.request import ClippedSum
+from apportion.releases import ClippedSum
 from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
 from apportion.validate import checked, positive

@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from apportion.errors import InvalidArgument
-from apportion.request import ClippedSum, Released
+from apportion.releases import ClippedSum
+from apportion.request import Released
 from apportion.strategies.clip.groups import Grouped
 from apportion.strategies.context import Context
 

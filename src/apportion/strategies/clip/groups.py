@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, cast, get_args
 
 from apportion.errors import InvalidArgument
-from apportion.request import ClippedSum
+from apportion.releases import ClippedSum
 from apportion.strategies.context import Context
 from apportion.validate import Checked, check, known, one_of, shown
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from apportion.errors import InvalidArgument
-from apportion.request import Noised, NormSum, Released
+from apportion.releases import Noised, NormSum
+from apportion.request import Released
 from apportion.strategies.clip.adaptive import Adaptive
 from apportion.strategies.context import Context
 from apportion.validate import checked, in_open_unit, positive

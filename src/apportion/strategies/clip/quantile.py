@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from apportion.errors import InvalidArgument
-from apportion.request import Noised, Released, UnclippedCount
+from apportion.releases import Noised, UnclippedCount
+from apportion.request import Released
 from apportion.strategies.clip.adaptive import Adaptive
 from apportion.strategies.context import Context
 from apportion.validate import checked, in_closed_unit, in_open_unit, one_of, positive

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from apportion.accounting.group_calibration import GroupProblem, GroupSolution
-from apportion.request import GroupFactors
+from apportion.event import GroupFactors
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from apportion.devices import with_float64
 from apportion.errors import InvalidArgument
-from apportion.request import Choice, Event, FirstGain, Line, Released
+from apportion.event import Choice, Event
+from apportion.releases import FirstGain, Line
+from apportion.request import Released
 from apportion.strategies.context import Context
 from apportion.strategies.released_noise import average_gradients, noise_deviation, signal_power
 from apportion.strategies.roles import AskGradient, Question
