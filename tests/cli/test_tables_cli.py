@@ -10,7 +10,6 @@ import pytest
 
 import apportion as ap
 from apportion.accounting.ledger import Ledger
-from apportion.reporting.run_facts import read_facts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tables"))
 from made_tables import SCHEMA, patients
@@ -90,7 +89,7 @@ def test_a_number_is_predicted_in_its_own_range(apportion, files):
         SCHEMA.replace("[columns.ill]\ncategories = [0, 1]", "[columns.cost]\nrange = [18, 140]")
     )
     table = ("--data", "t.csv", "--target", "cost", "--schema", "t.toml")
-    run, _ = train(apportion, "--holdout", "0.3", table=table)
+    run, _ = train(apportion, "--holdout", "0.3", "--holdout-epsilon", "0.8", table=table)
     assert run["holdout"]["metric"] == "mae"
     assert 0 <= run["holdout"]["value"] == run["test_mae"] <= 122
     assert run["test_accuracy"] is None
@@ -131,18 +130,65 @@ def test_training_and_score_share_the_budget(apportion, files, ledger):
     held = json.loads((files / "run/public/holdout.json").read_text())
     assert held["epsilon"] == 0.4
     assert run["test_accuracy"] == held["value"]
-    assert "Held-out accuracy" in err
+    assert run["test_accuracy_error"] == held["standard_error"] < 0.1
+    assert "Noisy score of held-out records: accuracy" in err
     facts = json.loads((files / "run/public/privacy.json").read_text())
     assert facts["holdout"] == run["holdout"]
-    assert f"together have ε = {facts['epsilon'] + 0.4:.4f}" in (files / "run/public/privacy.md").read_text()
-    assert read_facts(files / "run").statement["epsilon"] == pytest.approx(facts["epsilon"] + 0.4), "in every document"
-    code, _, _ = apportion("train", "--resume", "run", "--json")
+    assert facts["data_set"]["runs_admitted"] == 2, "the ledger as it is after the score"
+    assert facts["data_set"] == run["data_set"]
+    assert facts["data_set"]["epsilon_admitted"] == pytest.approx(trained + score)
+    code, out, _ = apportion("train", "--resume", "run", "--json")
     assert code == 0
     assert len(spent(path)) == 2, "a score is asked once"
+    assert json.loads(out.splitlines()[-1])["epsilon"] == run["epsilon"]
     (files / "run/public/holdout.json").unlink()
     code, _, err = apportion("train", "--resume", "run", "--json")
     assert (code, len(spent(path))) == (0, 2), "also if its answer was lost"
-    assert "There is no score" in err
+    assert "No score of the held-out records was told" in err
+
+
+def test_one_epsilon_is_shown_everywhere(apportion, files):
+    """What the run charged, for training and for the score, with its parts."""
+    run, _ = train(apportion, "--holdout", "0.25", "--holdout-epsilon", "0.8")
+    total, parts = run["epsilon"], run["parts"]
+    assert parts["score of held-out records"] == 0.8
+    assert total == pytest.approx(sum(parts.values()))
+    facts = json.loads((files / "run/public/privacy.json").read_text())
+    assert (facts["epsilon"], facts["parts"], facts["target_epsilon"]) == (total, parts, 2)
+    page = (files / "run/public/privacy.md").read_text()
+    assert f"{total:.4f}, of a budget of 2" in page
+    assert f"{parts['training']:.4f} (training) + 0.8000" in page
+    assert f"{total + 0.0005:.2f}"[:4] in run["statement"]
+    code, out, err = apportion("account", "run", "--json")
+    account = json.loads(out)
+    assert (code, account["held_out_score"]) == (0, 0.8), err
+    assert account["guarantee"] == account["stated"] == total
+    assert account["recomputed"] == pytest.approx(total, rel=0.005)
+    nist = json.loads(apportion("statement", "run", "--format", "nist")[1])
+    assert nist["guarantee"]["privacy_parameters"]["epsilon"] == total
+    assert nist["algorithms"]["utility"]["noisy_score_of_held_out_records"]["score"] == run["test_accuracy"]
+    registry = json.loads(apportion("statement", "run", "--format", "registry")[1])["deployment"]
+    assert registry["privacy_loss"]["privacy_parameters"]["epsilon"] == total
+    assert apportion("statement", "run", "--out", "page.html")[0] == 0
+    card = apportion("statement", "run", "--format", "card")[1]
+    assert f'"epsilon": {total}' in card
+    for text in (registry["basic"]["description"], (files / "page.html").read_text(), card):
+        assert "Noisy score of held-out records" in text
+    assert "Noisy held-out accuracy" in (files / "run/report.html").read_text()
+    (files / "run/public/privacy.json").write_text(json.dumps(facts | {"holdout": {"epsilon": 0.1}}))
+    code, _, err = apportion("account", "run")
+    assert (code, "0.8 was charged" in err) == (2, True)
+
+
+def test_a_score_of_noise_is_called_none(apportion, files):
+    run, err = train(apportion, "--holdout", "0.2", "--holdout-epsilon", "0.001")
+    assert (run["test_accuracy"], run["holdout"]["useful"]) == (None, False)
+    assert run["test_accuracy_error"] >= 0.1
+    assert "No score: the noise" in err
+    assert "no score" in err
+    for form in ("card", "nist", "registry"):
+        assert "No score: the noise" in apportion("statement", "run", "--format", form)[1]
+    assert "No score: the noise" in (files / "run/report.html").read_text()
 
 
 def test_a_score_that_does_not_fit_is_refused_before_anything_is_charged(apportion, files, ledger):
