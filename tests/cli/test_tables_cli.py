@@ -82,6 +82,21 @@ def test_values_of_private_records_change_no_exit_code_and_no_word(apportion, fi
     assert len(set(said)) == 1
 
 
+@pytest.mark.parametrize("holdout", [(), ("--holdout", "0.5")])
+@pytest.mark.parametrize("unit", ["record", "user"])
+def test_a_table_without_records_or_users_looks_like_one_with_some(unit, holdout, apportion, files):
+    (files / "t.toml").write_text('unit = "patient"\n' + SCHEMA)
+    header, ends = "patient,age,sex,dose,ill\n", []
+    for number, rows in enumerate(["", ",50,M,1,1\n", "p,50,M,1,1\n", "p,x,M,y,1\n"]):
+        (files / "t.csv").write_text(header + rows)
+        out = ("--out", f"run{number}", "--no-count-usable")
+        code, _, err = apportion("train", *TABLE, *FAST, *BUDGET, "--unit", unit, *holdout, *out)
+        assert "error:" not in err
+        ends.append((code, len(err.splitlines())))
+    assert len(set(ends)) == 1
+    assert ends[0][0] == 0
+
+
 def test_a_number_is_predicted_in_its_own_range(apportion, files):
     text = patients(300, header="age,sex,dose,cost")
     (files / "t.csv").write_text(text)
@@ -316,6 +331,9 @@ def test_a_schema_is_drafted_from_public_data(apportion, files):
     code, out, err = apportion("data", "schema", "t.csv", "--from-public", "new.csv", "--out", "draft.toml")
     assert (code, out) == (0, ""), err
     assert ap.tables.Schema.read(files / "draft.toml").columns["sex"].categories == ("F", "M")
+    (files / "ids.csv").write_text(patients(30, header="visit,age,sex,dose,ill"))
+    code, out, _ = apportion("data", "schema", "ids.csv", "--from-public", "ids.csv", "--decimal", ".")
+    assert (code, "# visit is ignored" in out, 'ignore = ["visit"]' in out) == (0, True, True)
     code, _, err = apportion("data", "schema", "t.csv", "--from-public", "new.csv", "--out", "draft.toml")
     assert (code, "a file already" in err) == (2, True)
 
@@ -332,6 +350,9 @@ def test_a_schema_is_drafted_privately(apportion, files):
     assert schema.columns["ill"].categories == ("0", "1")
     assert "dose" in schema.ignore
     assert "epsilon = 0.7 and delta = 1e-06" in out
+    assert "charged to p.sqlite" in err
+    _, _, err = apportion("data", "schema", "t.csv", "--private", "--epsilon", "0.7", "--numbers", "age:0:120")
+    assert "has spent epsilon = 0.7, and nobody has recorded it" in err
     code, _, err = apportion(*line)
     assert (code, "does not cover" in err) == (2, True)
 
