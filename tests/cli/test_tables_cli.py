@@ -374,3 +374,71 @@ def test_a_draft_that_makes_no_sense_is_refused(more, words, apportion, files):
     code, _, err = apportion("data", "schema", "t.csv", *more)
     assert (code, len(err.splitlines())) == (2, 1), err
     assert words in err
+
+
+def test_a_metric_without_records_to_measure_on_is_refused(apportion, files):
+    for more, words in (
+        ((), "no public records"),
+        (("--holdout", "0.2"), "scored by accuracy, or by the mean absolute"),
+    ):
+        line = ("train", *TABLE, *FAST, *BUDGET, *RECORD, *more, "--metric", "auc", "--out", "new")
+        code, _, err = apportion(*line)
+        assert (code, len(err.splitlines())) == (2, 1), err
+        assert words in err
+        assert "--test" in err
+        assert not (files / "new").exists()
+
+
+def test_a_plan_of_a_table_is_what_training_executes(apportion, files):
+    code, out, err = apportion("plan", *TABLE, *BUDGET, *RECORD, "--json")
+    assert code == 0, err
+    planned = json.loads(out)
+    assert (planned["sample_rate"], planned["steps"]) == (0.1, 100)
+    assert json.loads(apportion("plan", "--data", "t.csv", *BUDGET, *RECORD, "--json")[1]) == planned
+    code, _, err = apportion("plan", "--data", "digits", *TABLE[2:], *BUDGET)
+    assert (code, "describes the columns of a CSV" in err) == (2, True)
+
+
+def test_other_commands_read_tables_too_or_say_that_they_do_not(apportion, files):
+    (files / "public.csv").write_text(patients(40, seed=2))
+    code, out, err = apportion("check", "--model", "linear", *TABLE, "--json")
+    assert code == 0, err
+    assert json.loads(out)["parameters"] == 12
+    code, out, err = apportion("audit", "replay", "--model", "linear", *TABLE, "--steps", "2", "--json")
+    assert (code, json.loads(out)["ok"]) == (0, True), err
+    dry = ("--dry-run", "t.csv", *TABLE[2:], "--model", "linear", "--epsilon", "1")
+    line = ("advise", "--population", "400", "--sample-rate", "0.1", "--steps", "2", *dry, "--json")
+    code, out, err = apportion(*line, "--test", "public.csv")
+    assert code == 0, err
+    assert 0 <= json.loads(out)["candidates"][0]["accuracy"] <= 1
+    assert "Pass --test too" in apportion(*line)[2]
+    assert "no data of yours is read" in apportion("advise", "--population", "400", *TABLE[2:])[2]
+    assert "does not read tables" in apportion("tune", "--data", "t.csv", "--trials", "2")[2]
+    assert "Pass --data too" in apportion("audit", "run", *TABLE[2:])[2]
+    assert (
+        "nothing"
+        in apportion("check", "--model", "linear", "--data", "t.csv", "--schema", "t.toml", "--target", "nothing")[2]
+    )
+
+
+def test_predictions_carry_the_ids_of_their_records(apportion, files):
+    (files / "t.csv").write_text(patients(400, header="visit,age,sex,dose,ill"))
+    (files / "new.csv").write_text("visit,age,sex,dose\n7,50,M,1\n9,x,M,y\n")
+    (files / "t.toml").write_text('id = "visit"\n' + SCHEMA)
+    train(apportion)
+    code, out, _ = apportion("predict", "run", "new.csv")
+    first, second, third = out.splitlines()
+    assert (code, first) == (0, "visit,ill,probability of 0,probability of 1")
+    assert (second.split(",")[0], third) == ("7", "9,,,"), "nothing is known of the second"
+    code, out, _ = apportion("predict", "run", "new.csv", "--id", "age", "--json", "--out", "p.csv")
+    assert (json.loads(out)["id"], json.loads(out)["ids"]) == ("age", ["50", "x"])
+    refused(apportion, "no such column", "run", "new.csv", "--id", "nothing")
+    refused(apportion, "there is a file already", "run", "new.csv", "--out", "p.csv")
+    refused(apportion, "cannot be written. End it in .csv", "run", "new.csv", "--out", "p.xlsx")
+    (files / "run/public/encoding.json").unlink()
+    refused(apportion, "its run has not ended", "run", "new.csv")
+
+
+def test_a_comparison_makes_no_folder_that_is_called_like_a_file(apportion, files):
+    code, _, err = apportion("compare", *TABLE, *FAST, *BUDGET, *RECORD, "--out", "t.xlsx")
+    assert (code, ".csv or .tex" in err, (files / "t.xlsx").exists()) == (2, True, False)

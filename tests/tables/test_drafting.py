@@ -71,7 +71,7 @@ def test_two_ways_to_write_a_number_are_one_category(tmp_path):
 
 def test_a_draft_that_finds_nothing_says_what_it_cost(tmp_path):
     (tmp_path / "t.csv").write_text("code\n1\n")
-    with pytest.raises(ap.InvalidArgument, match=r"epsilon = 1 was charged"):
+    with pytest.raises(ap.UnusableRecords, match="ε = 1 was charged"):
         draft_privately(tmp_path / "t.csv", Questions(texts=["code"]), epsilon=1.0, delta=1e-6, seed=0)
 
 

@@ -112,7 +112,8 @@ def draft_schema(
         raise InvalidArgument(name, str(said[name]), reason, "Leave it out, or pass --private")
     if out is not None and out.exists():
         raise InvalidArgument("out", str(out), "there is a file already", "Choose another, or remove it")
-    form, remarks = TableForm(decimal, encoding), ()
+    form = TableForm(decimal, encoding)
+    remarks: tuple[str, ...] = ()
     if from_public is not None:
         note = f"drafted from {from_public.name}, declared public"
         schema, remarks = draft_from_public(data, from_public, form)

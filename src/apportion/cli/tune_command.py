@@ -18,6 +18,7 @@ from apportion.compare.defaults import with_benchmark_budget, with_training_defa
 from apportion.compare.resolve import resolve
 from apportion.data import KNOWN
 from apportion.errors import InvalidArgument
+from apportion.tables.table_files import is_table
 
 if TYPE_CHECKING:
     from apportion.compare.experiment import Experiment
@@ -81,6 +82,10 @@ def tune(
 
     if "data" not in said:
         raise InvalidArgument("data", None, "there is nothing to search on", "Pass --data digits, or your own")
+    if is_table(said["data"]):
+        reason = "a search does not read tables by a schema"
+        fix = "Write a function that returns (apportion.tables.records(...), apportion.Public(...)), and pass --data module:function"
+        raise InvalidArgument("data", said["data"], reason, fix)
     if (trials is None) == (expected_trials is None):
         raise InvalidArgument(
             "trials/expected_trials",

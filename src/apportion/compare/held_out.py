@@ -188,7 +188,7 @@ def with_score(
         name: None if getattr(run, name) is None else getattr(run, name) + choice.epsilon
         for name in ("epsilon", "epsilon_spent", "target_epsilon")
     }
-    more = {
+    more: dict[str, Any] = {
         "parts": {"training": run.epsilon, "score of held-out records": choice.epsilon},
         "holdout": {"fraction": choice.fraction, "epsilon": choice.epsilon} | (score or {}),
     }

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from apportion.budget import Budget, Record
-from apportion.errors import InvalidArgument
+from apportion.errors import InvalidArgument, UnusableRecords
 from apportion.statistics.charging import charge
 from apportion.statistics.column import Bounds, from_grid, read_bounds, to_grid
 from apportion.statistics.ranked import quantile_law
@@ -83,10 +83,10 @@ def _draft(texts: Sequence[str], decimal: str) -> Column | None:
     return Column(categories=tuple(sorted(there, key=lambda text: (numeric_value(text) or 0.0, text))), missing=missing)
 
 
-def _collect(header: Sequence[str], drafted: Mapping[str, Column | None], form: TableForm, price: str = "") -> Schema:
+def _collect(header: Sequence[str], drafted: Mapping[str, Column | None], form: TableForm) -> Schema:
     columns = {name: drafted[name] for name in header if drafted.get(name) is not None}
     if not columns:
-        reason = f"nothing could be found out about any of its columns{price}"
+        reason = "nothing could be found out about any of its columns"
         raise InvalidArgument("data", list(drafted), reason, "Declare the schema by hand, as docs/tables.md says")
     ignore = tuple(name for name in header if name not in columns)
     return Schema(columns, ignore=ignore, decimal=form.decimal, encoding=form.encoding)  # type: ignore[arg-type]
@@ -139,6 +139,8 @@ def draft_privately(
     come out in the wrong order. Categories are the texts whose noisy count reaches a threshold (`apportion.statistics.categories`).
     Whether cells are empty is not asked: every column has `missing`.
 
+    Raises `UnusableRecords`, after the charge, if nothing but texts was asked about and none was frequent.
+
     Args:
         source: the private table: a record is a line.
         epsilon, delta: what is spent. Without texts no δ is.
@@ -168,7 +170,12 @@ def draft_privately(
         counts = count_texts(text for text in columns[name] if text.lower() not in EMPTY)
         found = _one_of_each(release_frequent(counts, part, share, noise))
         drafted[name] = Column(categories=found, missing=True) if found else None
-    return _collect(header, drafted, form, price=f"; epsilon = {epsilon:g} was charged for the draft")
+    if not any(drafted.values()):
+        raise UnusableRecords(
+            f"No text was frequent enough to be released, so that there is no schema. ε = {epsilon:g} was charged for the question. Ask "
+            "for less with more ε, or declare the schema by hand, as docs/tables.md says."
+        )
+    return _collect(header, drafted, form)
 
 
 def _one_of_each(released: Iterable[str]) -> tuple[str, ...]:
