@@ -18,7 +18,6 @@ from apportion.compare.defaults import with_benchmark_budget, with_training_defa
 from apportion.compare.resolve import resolve
 from apportion.data import KNOWN
 from apportion.errors import InvalidArgument
-from apportion.tables.table_files import is_table
 
 if TYPE_CHECKING:
     from apportion.compare.experiment import Experiment
@@ -77,6 +76,7 @@ def tune(
     Example: apportion tune --data my:records --model my:model --expected-trials 10 --ledger patients.sqlite --vary lr=0.5,1,2
     --epsilon 3 --delta 1e-6 --unit record --population 60000 --batch-size 600 --epochs 10 --dry-run
     """
+    from apportion.tables.table_files import is_table
     from apportion.tuning import plan_search
     from apportion.tuning.space import Space
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from apportion.data import KNOWN
-from apportion.tables.table_files import is_table
 
 _TRAINING: dict[str, dict[str, Any]] = {
     "digits": {"sample_rate": 0.2, "steps": 200, "lr": 2.0},
@@ -24,6 +23,8 @@ _OTHERWISE: dict[str, Any] = {"batch_size": 512, "epochs": 10, "lr": 0.5}
 
 def with_training_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Fill in sampling rate, length and learning rate where both forms of them are missing."""
+    from apportion.tables.table_files import is_table
+
     data = str(values["data"])
     chosen = _TRAINING.get(data, _TABLE if values.get("table") is not None or is_table(data) else _OTHERWISE)
     filled = dict(values)
