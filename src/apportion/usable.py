@@ -33,7 +33,12 @@ FEW, SURE = 0.75, 3.0
 
 _CAUSES = (
     "Likely causes: class numbers that do not run from 0 to classes-1 (1 and 2 instead of 0 and 1), another column than the label, NaN or "
-    "infinite inputs, inputs that are not scaled, a Dataset that raises."
+    "infinite inputs, inputs that are not scaled, a Dataset that raises, numbers of a table with a decimal comma or a category spelled "
+    "otherwise than the schema has it."
+)
+_OVER_DECLARED = (
+    "The share is computed with the declared population: if that is far larger than the number of records, it lies close to 50 % whatever "
+    "can be used (declare a public figure that is closer)."
 )
 _EXACT = "Exact counts for the owner of the data, not to be published:"
 
@@ -112,7 +117,7 @@ class UsableTally:
         """What is said of a run that goes on although many records do not contribute."""
         return (
             f"By a noisy count about {self.fraction or 0:.0%} of the records can be used; the others contribute nothing, or there are "
-            f"fewer than the declared population. {_CAUSES}" + (f" {_EXACT} {where}" if where else "")
+            f"fewer than the declared population. {_CAUSES} {_OVER_DECLARED}" + (f" {_EXACT} {where}" if where else "")
         )
 
     def refusal(self, steps: int, left: int, epsilon: float, where: str | None) -> UnusableRecords:
@@ -127,7 +132,7 @@ class UsableTally:
         return UnusableRecords(
             f"The run has stopped after {steps} steps: by a noisy count about {self.fraction or 0:.0%} of the records can be used, "
             "with high confidence fewer than half, and the rest of the budget would be spent on noise. The others cannot be read or "
-            f"evaluated, have values outside of the declared domain, or a gradient that is not finite. {_CAUSES} "
+            f"evaluated, have values outside of the declared domain, or a gradient that is not finite. {_CAUSES} {_OVER_DECLARED} "
             f"The guarantee is that of the whole plan, ε = {epsilon:.4g}; the {left} steps left can only be spent by resuming this run."
             + (f" {_EXACT} {where}" if where else "")
         )

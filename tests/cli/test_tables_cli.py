@@ -10,7 +10,6 @@ import pytest
 
 import apportion as ap
 from apportion.accounting.ledger import Ledger
-from apportion.reporting.run_facts import read_facts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tables"))
 from made_tables import SCHEMA, patients
@@ -83,6 +82,21 @@ def test_values_of_private_records_change_no_exit_code_and_no_word(apportion, fi
     assert len(set(said)) == 1
 
 
+@pytest.mark.parametrize("holdout", [(), ("--holdout", "0.5")])
+@pytest.mark.parametrize("unit", ["record", "user"])
+def test_a_table_without_records_or_users_looks_like_one_with_some(unit, holdout, apportion, files):
+    (files / "t.toml").write_text('unit = "patient"\n' + SCHEMA)
+    header, ends = "patient,age,sex,dose,ill\n", []
+    for number, rows in enumerate(["", ",50,M,1,1\n", "p,50,M,1,1\n"]):
+        (files / "t.csv").write_text(header + rows)
+        out = ("--out", f"run{number}", "--no-count-usable")
+        code, _, err = apportion("train", *TABLE, *FAST, *BUDGET, "--unit", unit, *holdout, *out)
+        assert "error:" not in err
+        ends.append((code, len(err.splitlines())))
+    assert len(set(ends)) == 1
+    assert ends[0][0] == 0
+
+
 def test_a_number_is_predicted_in_its_own_range(apportion, files):
     text = patients(300, header="age,sex,dose,cost")
     (files / "t.csv").write_text(text)
@@ -90,7 +104,7 @@ def test_a_number_is_predicted_in_its_own_range(apportion, files):
         SCHEMA.replace("[columns.ill]\ncategories = [0, 1]", "[columns.cost]\nrange = [18, 140]")
     )
     table = ("--data", "t.csv", "--target", "cost", "--schema", "t.toml")
-    run, _ = train(apportion, "--holdout", "0.3", table=table)
+    run, _ = train(apportion, "--holdout", "0.3", "--holdout-epsilon", "0.8", table=table)
     assert run["holdout"]["metric"] == "mae"
     assert 0 <= run["holdout"]["value"] == run["test_mae"] <= 122
     assert run["test_accuracy"] is None
@@ -131,18 +145,65 @@ def test_training_and_score_share_the_budget(apportion, files, ledger):
     held = json.loads((files / "run/public/holdout.json").read_text())
     assert held["epsilon"] == 0.4
     assert run["test_accuracy"] == held["value"]
-    assert "Held-out accuracy" in err
+    assert run["test_accuracy_error"] == held["standard_error"] < 0.1
+    assert "Noisy score of held-out records: accuracy" in err
     facts = json.loads((files / "run/public/privacy.json").read_text())
     assert facts["holdout"] == run["holdout"]
-    assert f"together have ε = {facts['epsilon'] + 0.4:.4f}" in (files / "run/public/privacy.md").read_text()
-    assert read_facts(files / "run").statement["epsilon"] == pytest.approx(facts["epsilon"] + 0.4), "in every document"
-    code, _, _ = apportion("train", "--resume", "run", "--json")
+    assert facts["data_set"]["runs_admitted"] == 2, "the ledger as it is after the score"
+    assert facts["data_set"] == run["data_set"]
+    assert facts["data_set"]["epsilon_admitted"] == pytest.approx(trained + score)
+    code, out, _ = apportion("train", "--resume", "run", "--json")
     assert code == 0
     assert len(spent(path)) == 2, "a score is asked once"
+    assert json.loads(out.splitlines()[-1])["epsilon"] == run["epsilon"]
     (files / "run/public/holdout.json").unlink()
     code, _, err = apportion("train", "--resume", "run", "--json")
     assert (code, len(spent(path))) == (0, 2), "also if its answer was lost"
-    assert "There is no score" in err
+    assert "No score of the held-out records was told" in err
+
+
+def test_one_epsilon_is_shown_everywhere(apportion, files):
+    """What the run charged, for training and for the score, with its parts."""
+    run, _ = train(apportion, "--holdout", "0.25", "--holdout-epsilon", "0.8")
+    total, parts = run["epsilon"], run["parts"]
+    assert parts["score of held-out records"] == 0.8
+    assert total == pytest.approx(sum(parts.values()))
+    facts = json.loads((files / "run/public/privacy.json").read_text())
+    assert (facts["epsilon"], facts["parts"], facts["target_epsilon"]) == (total, parts, 2)
+    page = (files / "run/public/privacy.md").read_text()
+    assert f"{total:.4f}, of a budget of 2" in page
+    assert f"{parts['training']:.4f} (training) + 0.8000" in page
+    assert f"{total + 0.0005:.2f}"[:4] in run["statement"]
+    code, out, err = apportion("account", "run", "--json")
+    account = json.loads(out)
+    assert (code, account["held_out_score"]) == (0, 0.8), err
+    assert account["guarantee"] == account["stated"] == total
+    assert account["recomputed"] == pytest.approx(total, rel=0.005)
+    nist = json.loads(apportion("statement", "run", "--format", "nist")[1])
+    assert nist["guarantee"]["privacy_parameters"]["epsilon"] == total
+    assert nist["algorithms"]["utility"]["noisy_score_of_held_out_records"]["score"] == run["test_accuracy"]
+    registry = json.loads(apportion("statement", "run", "--format", "registry")[1])["deployment"]
+    assert registry["privacy_loss"]["privacy_parameters"]["epsilon"] == total
+    assert apportion("statement", "run", "--out", "page.html")[0] == 0
+    card = apportion("statement", "run", "--format", "card")[1]
+    assert f'"epsilon": {total}' in card
+    for text in (registry["basic"]["description"], (files / "page.html").read_text(), card):
+        assert "Noisy score of held-out records" in text
+    assert "Noisy held-out accuracy" in (files / "run/report.html").read_text()
+    (files / "run/public/privacy.json").write_text(json.dumps(facts | {"holdout": {"epsilon": 0.1}}))
+    code, _, err = apportion("account", "run")
+    assert (code, "0.8 was charged" in err) == (2, True)
+
+
+def test_a_score_of_noise_is_called_none(apportion, files):
+    run, err = train(apportion, "--holdout", "0.2", "--holdout-epsilon", "0.001")
+    assert (run["test_accuracy"], run["holdout"]["useful"]) == (None, False)
+    assert run["test_accuracy_error"] >= 0.1
+    assert "No score: the noise" in err
+    assert "no score" in err
+    for form in ("card", "nist", "registry"):
+        assert "No score: the noise" in apportion("statement", "run", "--format", form)[1]
+    assert "No score: the noise" in (files / "run/report.html").read_text()
 
 
 def test_a_score_that_does_not_fit_is_refused_before_anything_is_charged(apportion, files, ledger):
@@ -270,6 +331,9 @@ def test_a_schema_is_drafted_from_public_data(apportion, files):
     code, out, err = apportion("data", "schema", "t.csv", "--from-public", "new.csv", "--out", "draft.toml")
     assert (code, out) == (0, ""), err
     assert ap.tables.Schema.read(files / "draft.toml").columns["sex"].categories == ("F", "M")
+    (files / "ids.csv").write_text(patients(30, header="visit,age,sex,dose,ill"))
+    code, out, _ = apportion("data", "schema", "ids.csv", "--from-public", "ids.csv", "--decimal", ".")
+    assert (code, "# visit is ignored" in out, 'ignore = ["visit"]' in out) == (0, True, True)
     code, _, err = apportion("data", "schema", "t.csv", "--from-public", "new.csv", "--out", "draft.toml")
     assert (code, "a file already" in err) == (2, True)
 
@@ -286,6 +350,9 @@ def test_a_schema_is_drafted_privately(apportion, files):
     assert schema.columns["ill"].categories == ("0", "1")
     assert "dose" in schema.ignore
     assert "epsilon = 0.7 and delta = 1e-06" in out
+    assert "charged to p.sqlite" in err
+    _, _, err = apportion("data", "schema", "t.csv", "--private", "--epsilon", "0.7", "--numbers", "age:0:120")
+    assert "has spent epsilon = 0.7, and nobody has recorded it" in err
     code, _, err = apportion(*line)
     assert (code, "does not cover" in err) == (2, True)
 
@@ -307,3 +374,71 @@ def test_a_draft_that_makes_no_sense_is_refused(more, words, apportion, files):
     code, _, err = apportion("data", "schema", "t.csv", *more)
     assert (code, len(err.splitlines())) == (2, 1), err
     assert words in err
+
+
+def test_a_metric_without_records_to_measure_on_is_refused(apportion, files):
+    for more, words in (
+        ((), "no public records"),
+        (("--holdout", "0.2"), "scored by accuracy, or by the mean absolute"),
+    ):
+        line = ("train", *TABLE, *FAST, *BUDGET, *RECORD, *more, "--metric", "auc", "--out", "new")
+        code, _, err = apportion(*line)
+        assert (code, len(err.splitlines())) == (2, 1), err
+        assert words in err
+        assert "--test" in err
+        assert not (files / "new").exists()
+
+
+def test_a_plan_of_a_table_is_what_training_executes(apportion, files):
+    code, out, err = apportion("plan", *TABLE, *BUDGET, *RECORD, "--json")
+    assert code == 0, err
+    planned = json.loads(out)
+    assert (planned["sample_rate"], planned["steps"]) == (0.1, 100)
+    assert json.loads(apportion("plan", "--data", "t.csv", *BUDGET, *RECORD, "--json")[1]) == planned
+    code, _, err = apportion("plan", "--data", "digits", *TABLE[2:], *BUDGET)
+    assert (code, "describes the columns of a CSV" in err) == (2, True)
+
+
+def test_other_commands_read_tables_too_or_say_that_they_do_not(apportion, files):
+    (files / "public.csv").write_text(patients(40, seed=2))
+    code, out, err = apportion("check", "--model", "linear", *TABLE, "--json")
+    assert code == 0, err
+    assert json.loads(out)["parameters"] == 12
+    code, out, err = apportion("audit", "replay", "--model", "linear", *TABLE, "--steps", "2", "--json")
+    assert (code, json.loads(out)["ok"]) == (0, True), err
+    dry = ("--dry-run", "t.csv", *TABLE[2:], "--model", "linear", "--epsilon", "1")
+    line = ("advise", "--population", "400", "--sample-rate", "0.1", "--steps", "2", *dry, "--json")
+    code, out, err = apportion(*line, "--test", "public.csv")
+    assert code == 0, err
+    assert 0 <= json.loads(out)["candidates"][0]["accuracy"] <= 1
+    assert "Pass --test too" in apportion(*line)[2]
+    assert "no data of yours is read" in apportion("advise", "--population", "400", *TABLE[2:])[2]
+    assert "does not read tables" in apportion("tune", "--data", "t.csv", "--trials", "2")[2]
+    assert "Pass --data too" in apportion("audit", "run", *TABLE[2:])[2]
+    assert (
+        "nothing"
+        in apportion("check", "--model", "linear", "--data", "t.csv", "--schema", "t.toml", "--target", "nothing")[2]
+    )
+
+
+def test_predictions_carry_the_ids_of_their_records(apportion, files):
+    (files / "t.csv").write_text(patients(400, header="visit,age,sex,dose,ill"))
+    (files / "new.csv").write_text("visit,age,sex,dose\n7,50,M,1\n9,x,M,y\n")
+    (files / "t.toml").write_text('id = "visit"\n' + SCHEMA)
+    train(apportion)
+    code, out, _ = apportion("predict", "run", "new.csv")
+    first, second, third = out.splitlines()
+    assert (code, first) == (0, "visit,ill,probability of 0,probability of 1")
+    assert (second.split(",")[0], third) == ("7", "9,,,"), "nothing is known of the second"
+    code, out, _ = apportion("predict", "run", "new.csv", "--id", "age", "--json", "--out", "p.csv")
+    assert (json.loads(out)["id"], json.loads(out)["ids"]) == ("age", ["50", "x"])
+    refused(apportion, "no such column", "run", "new.csv", "--id", "nothing")
+    refused(apportion, "there is a file already", "run", "new.csv", "--out", "p.csv")
+    refused(apportion, "cannot be written. End it in .csv", "run", "new.csv", "--out", "p.xlsx")
+    (files / "run/public/encoding.json").unlink()
+    refused(apportion, "its run has not ended", "run", "new.csv")
+
+
+def test_a_comparison_makes_no_folder_that_is_called_like_a_file(apportion, files):
+    code, _, err = apportion("compare", *TABLE, *FAST, *BUDGET, *RECORD, "--out", "t.xlsx")
+    assert (code, ".csv or .tex" in err, (files / "t.xlsx").exists()) == (2, True, False)

@@ -148,8 +148,9 @@ def test_records_without_a_known_owner_are_not_used():
     owners = UserOwners(owners_module.select(six(), "unit.ids", missing, ""), ap.User())
     assert owners.coins == 2
     assert sorted(owners.records_of(np.arange(2)).tolist()) == [1, 4, 5]
-    with pytest.raises(InvalidArgument, match="no record"):
-        UserOwners([None, None], ap.User())
+    for coins in ("user", "record"):  # nobody is a legal set of people, one less than somebody
+        nobody = UserOwners([None, None], ap.User(coins=coins, k_max=2))
+        assert (nobody.coins, nobody.records_of(np.arange(0)).tolist()) == (0, [])
 
 
 @pytest.mark.parametrize(

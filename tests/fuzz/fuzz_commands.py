@@ -21,6 +21,9 @@ from apportion.cli.main import app, main
 from apportion.compare.table_models import build_table_model
 from apportion.tables import Encoding
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tables"))
+from made_tables import SCHEMA
+
 PATIENCE = 10.0
 """Seconds of computing after which a command hangs; sleeping, it may take six times as long, for other programs compute too."""
 
@@ -53,7 +56,7 @@ VALID = {
         *(*TRAINING, *BUDGET, "--recipe", "abadi", "--clip", "Decay", "--patience", "2", "--evaluate-every", "1"),
         *("--ledger", "shared.sqlite", "--out", "new"),
     ),
-    "predict": ("table-run", "t.csv", "--out", "new.csv"),
+    "predict": ("table-run", "t.csv", "--out", "new.csv", "--id", "age"),
     "plan": (
         "--recipe",
         "du-growing",
@@ -91,13 +94,13 @@ VALID = {
     "recipes": ("du-dynamic", "--set", "noise.ratio=3", "--html", "new.html"),
     "account": ("schedule.csv", "--delta", "1e-5"),
     "report": ("results.json", "--out", "new.html"),
-    "check": ("--model", "linear", "--data", "digits"),
+    "check": ("--model", "linear", "--data", "t.csv", "--schema", "t.toml", "--target", "ill"),
     "data list": ("--json",),
     "data fetch": ("mnist", "--data-dir", "new"),
     "data where": ("digits",),
     "data schema": (
         *("t.csv", "--private", "--epsilon", "0.5", "--delta", "1e-6", "--numbers", "age:0:120", "--texts", "sex"),
-        *("--categories", "ill=0,1", "--ledger", "shared.sqlite", "--out", "new.toml"),
+        *("--categories", "ill=0,1", "--ledger", "shared.sqlite", "--encoding", "latin-1", "--out", "new.toml"),
     ),
     "ledger limit": (
         "new.sqlite",
@@ -309,17 +312,6 @@ def build_table(folder):
 TABLE = "age,sex,dose,ill\n" + "".join(
     f"{20 + number},{'MF'[number % 2]},{number / 10},{number % 2}\n" for number in range(40)
 )
-SCHEMA = """
-[columns.age]
-range = [18, 90]
-[columns.sex]
-categories = ["M", "F"]
-[columns.dose]
-range = [0, 10]
-missing = true
-[columns.ill]
-categories = [0, 1]
-"""
 TABLE_TRAINING = (
     *("train", "--data", "t.csv", "--target", "ill", "--schema", "t.toml", "--model", "linear", "--sample-rate", "0.1"),
     *(

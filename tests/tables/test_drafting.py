@@ -13,6 +13,7 @@ from apportion.event import Choice, Event
 from apportion.statistics import thresholded
 from apportion.tables import drafting
 from apportion.tables.drafting import Questions, draft_from_public, draft_privately
+from apportion.tables.table_files import TableForm
 
 HEADER = "patient,age,sex,dose,ill"
 ASK = Questions({"age": (0, 120), "dose": (-50, 50)}, ["sex"], {"ill": ["0", "1"]})
@@ -28,24 +29,50 @@ def table(tmp_path):
 def test_a_public_table_says_what_occurs(table, tmp_path):
     sample = tmp_path / "sample.csv"
     rows = [
-        f"{number},{18 + number / 10},{'MF'[number % 2]},{'' if number == 5 else number},{number % 2}"
+        f"{number},{18 + number / 10},{'MF'[number % 2]},{'' if number == 5 else min(number, 120)},{number % 2}"
         for number in range(150)
     ]
     sample.write_text("\n".join(["patient,age,sex,dose,ill", *rows, "broken"]))
-    schema = draft_from_public(table, sample)
-    assert schema.ignore == ()
+    schema, (remark,) = draft_from_public(table, sample)
+    assert schema.ignore == ("patient",)
+    assert remark.startswith("patient is ignored: its values are all different")
+    assert remark.endswith("range = [0.0, 149.0]")
     assert schema.to_dict()["columns"] == {
-        "patient": {"range": [0.0, 149.0]},
         "age": {"range": [18.0, 32.9]},
         "sex": {"categories": ["F", "M"]},
-        "dose": {"range": [0.0, 149.0], "missing": True},
+        "dose": {"range": [0.0, 120.0], "missing": True},
         "ill": {"categories": ["0", "1"]},
     }
-    names = [f"name {number},{18 + number / 10},1" for number in range(150)]
-    sample.write_text("\n".join(["patient,age,ill", *names]))
-    schema = draft_from_public(table, sample)
-    assert list(schema.columns) == ["age", "ill"]
-    assert schema.ignore == ("patient", "sex", "dose")
+    for count, remarks in ((150, 0), (50, 1)):  # too many to be categories; few, and all different
+        names = [f"name {number},{18 + number / 10},1" for number in range(count)]
+        sample.write_text("\n".join(["patient,age,ill", *names]))
+        schema, said = draft_from_public(table, sample)
+        assert list(schema.columns) == ["age", "ill"]
+        assert schema.ignore == ("patient", "sex", "dose")
+        assert len(said) == remarks
+
+
+def test_a_draft_of_a_table_with_decimal_commas_says_so(tmp_path):
+    (tmp_path / "t.csv").write_bytes("größe;ort\n1,5;Köln\n2,5;Ulm\n".encode("latin-1"))
+    schema, _ = draft_from_public(tmp_path / "t.csv", tmp_path / "t.csv", TableForm(",", "latin-1"))
+    assert schema.columns["größe"].range == (1.5, 2.5)
+    assert schema.columns["ort"].categories == ("Köln", "Ulm")
+    assert (schema.decimal, schema.encoding) == (",", "latin-1")
+    ask = Questions({"größe": (0, 9)}, ["ort"])
+    drafted = draft_privately(tmp_path / "t.csv", ask, epsilon=1.0, delta=1e-6, seed=0, form=schema.form)
+    assert drafted.decimal == ","
+
+
+def test_two_ways_to_write_a_number_are_one_category(tmp_path):
+    (tmp_path / "t.csv").write_text("code\n" + "1\n1.0\n2\n" * 400)
+    schema = draft_privately(tmp_path / "t.csv", Questions(texts=["code"]), epsilon=5.0, delta=1e-6, seed=0)
+    assert schema.columns["code"].categories == ("1", "2")
+
+
+def test_a_draft_that_finds_nothing_says_what_it_cost(tmp_path):
+    (tmp_path / "t.csv").write_text("code\n1\n")
+    with pytest.raises(ap.UnusableRecords, match="ε = 1 was charged"):
+        draft_privately(tmp_path / "t.csv", Questions(texts=["code"]), epsilon=1.0, delta=1e-6, seed=0)
 
 
 @pytest.mark.parametrize(

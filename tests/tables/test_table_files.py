@@ -3,6 +3,7 @@
 import tomllib
 
 import pandas
+import polars
 import pyarrow
 import pytest
 from made_tables import HEADER, SCHEMA, patients
@@ -27,13 +28,11 @@ def read(tmp_path, content, name="t.csv", encoding=ENCODING):
     [
         (b"", "first line is empty"),
         (b"\n1,M,2,0\n", "first line is empty"),
-        (HEADER, "no records"),
-        (HEADER + "\n\n \n", "no records"),
         ("age,sex,ill\n1,M,0\n", "its header lacks 'dose'"),
         (HEADER + ",age\n1,M,1,1,1\n", "has 'age' twice"),
         (HEADER + ",name\n1,M,1,1,x\n", r"schema does not have: 'name'\. .*ignore = \['name'\]"),
         ("," + HEADER + "\n0,1,M,1,1\n", "without a name"),
-        (HEADER.encode("utf-16") + b"\n", "not text in UTF-8"),
+        (HEADER.encode("utf-16") + b"\n", 'not text in UTF-8. .*encoding = "latin-1"'),
         (b"PAR1\x00\x00\x15\x04", "not text in UTF-8"),
         ("äge,sex\n".encode("latin-1"), "not text in UTF-8"),
     ],
@@ -41,6 +40,58 @@ def read(tmp_path, content, name="t.csv", encoding=ENCODING):
 def test_a_structure_that_is_wrong_is_refused(content, words, tmp_path):
     with pytest.raises(ap.InvalidArgument, match=words):
         read(tmp_path, content)
+
+
+@pytest.mark.parametrize("content", [HEADER, HEADER + "\n\n \n"])
+def test_no_record_at_all_looks_like_one_that_cannot_be_used(content, tmp_path):
+    """A private table without records is a legal one: it must not be told apart from one with a single record."""
+    none, one = read(tmp_path, content), read(tmp_path, HEADER + "\n1,2\n")
+    assert none.inputs.shape == one.inputs.shape
+    assert none.targets.tolist() == one.targets.tolist() == [-1]
+    for read_public in (ENCODING.read_public, ENCODING.read_inputs):  # about these there is nothing to hide
+        (tmp_path / "t.csv").write_text(content)
+        with pytest.raises(ap.InvalidArgument, match="no records"):
+            read_public(tmp_path / "t.csv")
+
+
+def test_decimal_commas_and_other_letters_are_declared(tmp_path):
+    columns = {"größe": {"range": [0, 10]}, "ort": {"categories": ["Köln", "Ulm"]}, "ill": {"categories": [0, 1.5]}}
+    schema = Schema(columns, decimal=",", encoding="latin-1")
+    encoding, text = Encoding(schema, "ill"), "größe;ort;ill\n3,5;Köln;1,5\n4;Ulm;0\n1.234,5;Ulm;0\n5.000;Ulm;0\n"
+    found = read(tmp_path, text.encode("latin-1"), encoding=encoding)
+    assert found.inputs[:, 0].tolist() == pytest.approx([0.35, 0.4, 0.5, 0.5]), "a point is no decimal comma"
+    assert found.inputs[:2, 1:].tolist() == [[1, 0], [0, 1]]
+    assert found.targets.tolist() == [1, 0, -1, -1]
+    frame = pandas.DataFrame({"größe": [3.5, 4.0], "ort": ["Köln", "Ulm"], "ill": [1.5, 0.0]})
+    assert encoding.read(frame).inputs.tolist() == found.inputs[:2].tolist(), "numbers of a frame are numbers"
+    assert encoding.read(frame).targets.tolist() == [1, 0]
+    assert Schema.from_dict(tomllib.loads(schema.to_toml())) == schema
+    for wrong in ({"decimal": ";"}, {"encoding": "utf-16"}):
+        with pytest.raises(ap.InvalidArgument, match="Choose from"):
+            Schema(columns, **wrong)
+
+
+IDS = Encoding(Schema.from_dict(VALUES | {"id": "visit"}), "ill")
+
+
+def test_ids_in_a_column_of_floats_are_refused_by_its_type(tmp_path):
+    """2**53 and 2**53 + 1 are one float: what pandas makes of all ids when one is missing."""
+    rows = {"age": [20, 30], "sex": ["M", "F"], "dose": [1, 2], "ill": [0, 1]}
+    large = [2**53, 2**53 + 1]
+    frame = pandas.DataFrame(rows | {"visit": pandas.Series(large, dtype="Int64")})
+    assert IDS.read(frame).names == (f"id {2**53}", f"id {2**53 + 1}")
+    frame.to_parquet(tmp_path / "t.parquet")
+    assert len(set(IDS.read(tmp_path / "t.parquet").names)) == 2
+    for kind in ("float64", "Float64", "float32"):
+        frame = pandas.DataFrame(rows | {"visit": pandas.Series([1, 2], dtype=kind)})
+        frame.to_parquet(tmp_path / "t.parquet")
+        for source in (frame, tmp_path / "t.parquet", polars.from_pandas(frame)):
+            with pytest.raises(ap.InvalidArgument, match=r"'visit' tells records .*dtype=\{'visit': \"string\"\}"):
+                IDS.read(source)
+    assert (
+        ENCODING.read(pandas.DataFrame(rows)).names
+        == ENCODING.read(pandas.DataFrame(rows).astype({"age": float})).names
+    )
 
 
 def test_a_record_in_the_place_of_the_header_is_not_told(tmp_path):

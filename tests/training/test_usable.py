@@ -180,7 +180,10 @@ def run(model, records, tmp_path, plan=None, **more):
 )
 def test_a_run_whose_records_fail_stops_keeps_its_price_and_can_go_on(model, records, tmp_path, spoil):
     plan = planned(spare=2)
-    with pytest.raises(ap.UnusableRecords, match=r"stopped after 3 steps.*the 5 steps left.*problems\.jsonl"):
+    with pytest.raises(
+        ap.UnusableRecords,
+        match=r"stopped after 3 steps.*if that is far larger than the number of records.*the 5 steps left.*problems\.jsonl",
+    ):
         run(model, spoil(*records), tmp_path, plan)
     statement = json.loads((tmp_path / "run" / "public" / "privacy.json").read_text())
     assert statement["epsilon"] == pytest.approx(plan.epsilon)
@@ -441,3 +444,11 @@ def test_going_on_without_mending_is_not_silent(model, records, tmp_path):
         run(model, bad, tmp_path)
     with pytest.warns(UserWarning, match="By a noisy count"):
         ap.train(model, cross_entropy, bad, planned(), lr=0.1, storage=ap.Storage(tmp_path / "run", resume=True))
+
+
+def test_a_population_declared_far_too_large_is_named():
+    """Ten times as many as there are: by the count 55 % are usable, which warns and does not stop."""
+    tally = UsableTally()
+    tally.add(noisy_sum=0.05 * 4000, deviation=10.0, weight=4000.0, largest=1.0)
+    assert (tally.fraction, tally.too_few, tally.rather_few) == (pytest.approx(0.55), False, True)
+    assert "far larger than the number of records" in tally.warning(None)

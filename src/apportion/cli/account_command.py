@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from apportion.event import Event
 
 STATEMENT, LEDGER = Path("public", "privacy.json"), Path("secret", "ledger.sqlite")
+SCORE_LEDGER = Path("secret", "holdout.sqlite")
 
 
 def account(
@@ -121,10 +122,35 @@ def _read_run(folder: Path) -> tuple[dict[str, Any], Mapping[Event, int]]:
     ledger = Ledger.open(folder / LEDGER)
     damage, events = ledger.verify(), ledger.counts()
     ledger.close()
+    _require_score(facts, folder)
     if damage:
         reason = f"the ledger is damaged ({damage})"
         raise InvalidArgument("path", str(folder / LEDGER), reason, "Restore it from a backup")
     return facts, events
+
+
+def _require_score(facts: dict[str, Any], folder: Path) -> None:
+    """Refuse a statement whose score of held-out records was charged with another ε, where the run's own ledger has that charge."""
+    from apportion.accounting.ledger import Ledger
+
+    stated = _score_price(facts)
+    if not (folder / SCORE_LEDGER).is_file():
+        return  # nothing was held out, or the ledger of the data set was charged
+    books = Ledger.open(folder / SCORE_LEDGER)
+    charged = math.fsum(choice.epsilon for event in books.events() for choice in event.choices)
+    books.close()
+    if stated < charged:
+        reason = f"it states ε = {stated:g} for the score of held-out records, and {charged:g} was charged"
+        raise InvalidArgument("path", str(folder / STATEMENT), reason, "Restore it")
+
+
+def _score_price(facts: dict[str, Any]) -> float:
+    """ε of the score of held-out records, which is a part of the stated ones; 0 if there is none."""
+    held = facts.get("holdout")
+    if held is None:
+        return 0.0
+    price = held.get("epsilon") if isinstance(held, Mapping) else None
+    return validate.non_negative("holdout.epsilon", price, "it is a privacy loss", "Restore it")
 
 
 def _verify(facts: dict[str, Any], events: Mapping[Event, int], delta: float) -> dict[str, Any]:
@@ -132,8 +158,10 @@ def _verify(facts: dict[str, Any], events: Mapping[Event, int], delta: float) ->
     from apportion.accounting.accountant import PrivacyLossAccountant
     from apportion.accounting.verification import TOLERANCE, independent_price
 
-    ours = _finite(PrivacyLossAccountant().epsilon(events, delta))
-    independent = independent_price(events, delta)
+    score = _score_price(facts)
+    ours = _finite(PrivacyLossAccountant().epsilon(events, delta)) + score
+    steps = independent_price(events, delta)
+    independent = replace(steps, lowest=steps.lowest + score, highest=steps.highest + score)
     claims, search = {"recomputed": ours}, facts.get("search")
     if delta == facts["delta"] and search is None:
         claims["stated"] = facts["epsilon_spent"]
@@ -159,6 +187,7 @@ def _verify(facts: dict[str, Any], events: Mapping[Event, int], delta: float) ->
         "search": None if search is None else {**search, "least_epsilon": least},
         "stated": claims.get("stated"),
         "recomputed": ours,
+        "held_out_score": score if facts.get("holdout") else None,
         "dp_accounting": {"lowest": independent.lowest, "highest": independent.highest, "rounded": independent.rounded},
         "agrees": not problems,
         "problems": problems,
@@ -217,6 +246,11 @@ def _show(content: dict[str, Any], rows: list[Comparison]) -> None:
 
 def _show_run(console: Console, content: dict[str, Any], steps: str) -> None:
     theirs, recomputed = content["dp_accounting"], f"recomputed from the ledger, {TAKEN}"
+    if content["held_out_score"] is not None:
+        print_lines(
+            console,
+            f"Every ε is the sum of that of the steps and that of the score of held-out records, {content['held_out_score']:g}.",
+        )
     table = Table("ε", "value", title=Text(f"{content['run']}: {steps}"))
     if content["stated"] is not None:
         table.add_row(f"stated, {RESERVED}: the guarantee", f"{content['guarantee']:.4f}")

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from apportion.advice import Advice, Candidate
     from apportion.budget import Unit
     from apportion.compare.resolve import Subject
+    from apportion.compare.table_subject import TableChoice
 
 _SYNTHETIC_RECORDS = 5000
 
 
+@options.declared_in(options.Table)
 def advise(
     population: Annotated[int, option("Declared number of records (of users): a public figure, never counted.")],
     unit: Annotated[Literal["record", "user"], option("Whom the guarantee protects.")] = "record",
@@ -36,8 +38,8 @@ def advise(
     dry_run: Annotated[
         str | None,
         option(
-            "Try each ε on data that is public, with the noise of your run: a built-in name, synthetic, or module:function "
-            "(naming it here declares that it is public)."
+            "Try each ε on data that is public, with the noise of your run: a built-in name, synthetic, module:function, or a CSV or "
+            "Parquet file with --schema, --target and --test (naming it here declares that it is public)."
         ),
     ] = None,
     model: options.Model = None,
@@ -45,6 +47,7 @@ def advise(
     data_dir: options.DataDir = None,
     out: Annotated[Path | None, option("Also draw it all on a page (.html).")] = None,
     as_json: options.Json = False,
+    **said: Any,
 ) -> None:
     """Compare values of ε for a run that you describe: noise, what kept results reached, and what is left to an attacker.
 
@@ -63,6 +66,10 @@ def advise(
     from apportion.advice import advise as give_advice
 
     _require_page(out)
+    table = options.read_table_choice(said | ({} if dry_run is None else {"data": dry_run}))
+    if table is not None and dry_run is None:
+        reason = "no data of yours is read; a table can be named for a dry run, and then is public"
+        raise InvalidArgument("schema", str(said.get("schema")), reason, "Leave it out, or pass --dry-run public.csv")
     if sample_rate is None and batch_size is None:
         batch_size = min(512, population) if population > 0 else None
     if steps is None and epochs is None:
@@ -81,7 +88,7 @@ def advise(
         **more,
     )
     if dry_run is not None:
-        advice = _try(advice, dry_run, model, lr, data_dir)
+        advice = _try(advice, dry_run, _subject(dry_run, model, data_dir, table), table, lr)
     if out is not None:
         from apportion.cli.advise_figure import write_advice
 
@@ -105,24 +112,27 @@ def _unit(name: str) -> Unit:
     return UNITS[name]()
 
 
-def _try(advice: Advice, data: str, model: str | None, lr: float, data_dir: Path | None) -> Advice:
+def _try(advice: Advice, data: str, subject: Subject, table: TableChoice | None, lr: float) -> Advice:
     """Train with each plan on public data."""
     from torch.nn.functional import cross_entropy
 
     from apportion.advice import dry_run
     from apportion.budget import Public
 
-    subject = _subject(data, model, data_dir)
     if subject.test is None:
         reason = "it has no test part, so that nothing can be measured"
-        raise InvalidArgument("dry_run", data, reason, "Return (train, apportion.Public(test))")
+        fix = "Return (train, apportion.Public(test))" if table is None else "Pass --test too, another public table"
+        raise InvalidArgument("dry_run", data, reason, fix)
+    if subject.encoding is not None and subject.encoding.classes is None:
+        reason = "accuracy is compared, and the target of this table is a number"
+        raise InvalidArgument("dry_run", data, reason, "Name one whose target has categories")
     print_error_stream(f"dry run on {data}, which is taken to be public: {len(advice.plans)} runs")
-    train = Public(subject.train)
-    reached = dry_run(advice.plans, subject.build, cross_entropy, train, evaluate=subject.test, lr=lr)
+    train, loss = Public(subject.train), cross_entropy if table is None else table.loss()
+    reached = dry_run(advice.plans, subject.build, loss, train, evaluate=subject.test, lr=lr)
     return advice.with_accuracies(reached, data)
 
 
-def _subject(data: str, model: str | None, data_dir: Path | None) -> Subject:
+def _subject(data: str, model: str | None, data_dir: Path | None, table: TableChoice | None) -> Subject:
     from functools import partial
 
     from apportion.advice.rehearsal import SYNTHETIC, make_synthetic
@@ -130,7 +140,7 @@ def _subject(data: str, model: str | None, data_dir: Path | None) -> Subject:
     from apportion.compare.resolve import Subject, resolve
 
     if data != SYNTHETIC:
-        return resolve(data, model, data_dir)
+        return resolve(data, model, data_dir, table)
     made = make_synthetic(_SYNTHETIC_RECORDS)
     name = model or networks.default_name(made)
     return Subject(data, name, made.train, made.test, made.population, partial(networks.build, name, made))

@@ -20,6 +20,7 @@ from apportion.execution import Execution
 if TYPE_CHECKING:
     from apportion.audit.replay_report import ReplayReport
     from apportion.audit.verdict import AuditResult
+    from apportion.compare.table_subject import TableChoice
     from apportion.planning import Plan
     from apportion.strategies.recipes import Recipe
 
@@ -37,7 +38,7 @@ app = typer.Typer(
 )
 
 
-class Subject:
+class Subject(options.Columns):
     """What is audited."""
 
     model: options.Model
@@ -86,8 +87,9 @@ def replay(
     """
     from apportion.audit import replay as replay_audit
 
-    plan, loss, execution = _choose_plan(said), _choose_loss(said), _choose_execution(said)
-    subject = resolve(said.get("data", "digits"), said.get("model"), data_dir)
+    plan, table, execution = _choose_plan(said), options.read_table_choice(said), _choose_execution(said)
+    loss = _choose_loss(said, table)
+    subject = resolve(said.get("data", "digits"), said.get("model"), data_dir, table)
     try:
         report = replay_audit(subject.build(), loss, subject.train, plan, steps=steps, execution=execution)
     except ApportionError:
@@ -125,13 +127,14 @@ def run(
     from apportion.cli.audit_figure import write_audit
 
     plan = _choose_recipe(recipe, said)
+    table = options.read_table_choice(said)
     given = {name: said[name] for name in Attacked.__annotations__ if name in said}
     if quick:
         given = (QUICK if "data" not in said else {"steps": QUICK["steps"]}) | given
     if "data" in said:
-        found = resolve(said["data"], said.get("model"), data_dir)
-        given |= {"model": found.build(), "loss_fn": _choose_loss(said), "data": found.train}
-    elif "model" in said or "loss" in said:
+        found = resolve(said["data"], said.get("model"), data_dir, table)
+        given |= {"model": found.build(), "loss_fn": _choose_loss(said, table), "data": found.train}
+    elif "model" in said or "loss" in said or table is not None:
         raise InvalidArgument("data", None, "the shapes of the model's inputs are not known", "Pass --data too")
     writable_folder(out.parent)
     result = audit(plan=plan, execution=_choose_execution(said), progress=True, **given)
@@ -166,10 +169,12 @@ def _choose_recipe(name: str, said: dict[str, Any]) -> Recipe:
     return replace(recipe, **own)
 
 
-def _choose_loss(said: dict[str, Any]) -> Any:
+def _choose_loss(said: dict[str, Any], table: TableChoice | None) -> Any:
     from torch.nn.functional import cross_entropy
 
-    return call_own("loss", said["loss"]) if "loss" in said else cross_entropy
+    if "loss" in said:
+        return call_own("loss", said["loss"])
+    return cross_entropy if table is None else table.loss()
 
 
 def _choose_execution(said: dict[str, Any]) -> Execution:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from apportion.models.inspection import Inspection
 
 
+@options.declared_in(options.Columns)
 def check(
     model: Annotated[str, option("linear, mlp, cnn, lstm, embedding, or your own module:function.")],
     data: options.Data = None,
@@ -31,6 +32,7 @@ def check(
         str | None, option("Memory for training, e.g. 2GB: shows how many records fit at one time.")
     ] = None,
     as_json: options.Json = False,
+    **said: Any,
 ) -> None:
     """Explain layer by layer what cannot be trained privately and what to use instead. Exits with 1 if something cannot.
 
@@ -41,9 +43,10 @@ def check(
     from apportion.models.fix import fix
     from apportion.models.inspection import inspect
 
-    subject = load_model(model, data, data_dir)
+    table = options.read_table_choice(said | ({} if data is None else {"data": data}))
+    subject = load_model(model, data, data_dir, table)
     found = check_model(subject)
-    example = load_example(model, data, data_dir) if found.ok else None
+    example = load_example(model, data, data_dir, table) if found.ok else None
     engine = None if example is None else inspect(subject, example[0], example[1], memory_limit)
     changes = fix(subject).changes if repair else ()
     if as_json:

@@ -28,6 +28,22 @@ if TYPE_CHECKING:
 
 SHORT_LIST = ("non-private", "abadi", "default")
 """What is compared if nobody says."""
+_OTHER_FILES = (
+    ".xlsx",
+    ".xls",
+    ".ods",
+    ".html",
+    ".htm",
+    ".pdf",
+    ".json",
+    ".md",
+    ".txt",
+    ".tsv",
+    ".parquet",
+    ".png",
+    ".svg",
+)
+"""Endings of files that somebody may expect, and not of folders."""
 
 
 class Options(options.Table, options.Scoring, options.Training):
@@ -87,6 +103,9 @@ def compare(
     plan = experiment(with_benchmark_budget(with_training_defaults(values)))
     plan.check()
     name = Path(file).stem if file else f"compare-{plan.data}".replace(":", "-").replace("/", "-")
+    if out is not None and out.suffix.lower() in _OTHER_FILES and not out.is_dir():
+        reason = f"a table cannot be written as {out.suffix}, and a folder is hardly called so"
+        raise InvalidArgument("out", str(out), reason, f"Name a folder, or a file that ends in {' or '.join(EXPORTS)}")
     exported = out if out is not None and out.suffix.lower() in EXPORTS else None
     folder = out if out is not None and exported is None else Path("runs") / name
     results = _run(plan, folder, data_dir, ledger, skip_unfit=all_recipes)

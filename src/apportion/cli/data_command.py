@@ -13,6 +13,7 @@ from rich.table import Table
 
 from apportion.cli import options
 from apportion.cli.options import option
+from apportion.cli.output import print_error_stream
 from apportion.data import KNOWN, places, registry
 from apportion.data.entry import Entry
 from apportion.errors import InvalidArgument
@@ -83,6 +84,8 @@ def draft_schema(
     categories: Annotated[
         list[str] | None, option("A column whose categories are known. Repeatable.", metavar="NAME=A,B,…")
     ] = None,
+    decimal: Annotated[str, option('What stands before the fraction of a number: "." or ",".')] = ".",
+    encoding: Annotated[str, option("Of CSV files: utf-8, latin-1, iso-8859-15, cp1250, cp1251 or cp1252.")] = "utf-8",
     ledger: Annotated[Path | None, option("The ledger of the data set; see `apportion ledger limit`.")] = None,
     out: Annotated[Path | None, option("A new file for the schema.", "standard output")] = None,
 ) -> None:
@@ -95,6 +98,7 @@ def draft_schema(
     Example: apportion data schema patients.csv --private --epsilon 0.1 --delta 1e-6 --numbers age:0:120 --texts sex --ledger p.sqlite
     """
     from apportion.tables.drafting import draft_from_public, draft_privately
+    from apportion.tables.table_files import TableForm
     from apportion.training.checkpoint import replace_file
 
     asked = {"epsilon": epsilon, "delta": delta, "numbers": numbers, "texts": texts, "categories": categories}
@@ -108,21 +112,37 @@ def draft_schema(
         raise InvalidArgument(name, str(said[name]), reason, "Leave it out, or pass --private")
     if out is not None and out.exists():
         raise InvalidArgument("out", str(out), "there is a file already", "Choose another, or remove it")
+    form = TableForm(decimal, encoding)
+    remarks: tuple[str, ...] = ()
     if from_public is not None:
-        note, schema = f"drafted from {from_public.name}, declared public", draft_from_public(data, from_public)
+        note = f"drafted from {from_public.name}, declared public"
+        schema, remarks = draft_from_public(data, from_public, form)
     else:
         if epsilon is None:
             raise InvalidArgument(
                 "epsilon", None, "how much privacy may be lost is your decision", "Pass --epsilon 0.1"
             )
         questions = _questions(numbers or [], texts or [], categories or [])
-        schema = draft_privately(data, questions, epsilon=epsilon, delta=delta, storage=ledger)
-        note = f"drafted privately, for epsilon = {epsilon:g}" + (f" and delta = {delta:g}" if texts else "")
-    text = f"# {note}; read it before you use it\n\n{schema.to_toml()}"
+        schema = draft_privately(data, questions, epsilon=epsilon, delta=delta, storage=ledger, form=form)
+        price = f"epsilon = {epsilon:g}" + (f" and delta = {delta:g}" if texts else "")
+        note = f"drafted privately, for {price}"
+        print_error_stream(_describe_charge(price, ledger))
+    lines = [f"# {note}; read it before you use it", *(f"# {' '.join(remark.split())}" for remark in remarks)]
+    text = "\n".join([*lines, "", schema.to_toml()])
     if out is None:
         typer.echo(text, nl=False)
     else:
         replace_file(out, text.encode())
+
+
+def _describe_charge(price: str, ledger: Path | None) -> str:
+    """What a private draft cost, and who has written that down."""
+    if ledger is not None:
+        return f"The draft has spent {price}, charged to {ledger}."
+    return (
+        f"The draft has spent {price}, and nobody has recorded it: add it to what is spent on these records from now on. With "
+        "--ledger the ledger of the data set keeps account of it (`apportion ledger limit`)."
+    )
 
 
 def _questions(numbers: list[str], texts: list[str], categories: list[str]) -> Questions:

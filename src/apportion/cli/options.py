@@ -15,6 +15,7 @@ from apportion.errors import InvalidArgument
 from apportion.training.storage import CHECKPOINTS
 
 if TYPE_CHECKING:
+    from apportion.compare.table_subject import TableChoice
     from apportion.planning import Plan
     from apportion.strategies.recipes import Recipe
 
@@ -62,7 +63,7 @@ class Subject:
 class Optimiser:
     """How a model is updated."""
 
-    lr: float = option("Learning rate.", "0.5; of digits 2.0")
+    lr: float = option("Learning rate.", "0.5; of digits and tables 2.0")
     optimizer: str = option("sgd, momentum (0.9), adam, adamw or rmsprop.", "sgd")
     momentum: float = option("Of the optimiser sgd.", "0")
 
@@ -86,10 +87,10 @@ class Planned:
     pooling: str = option("mean or sum of the gradients of a user's records, before clipping.", "mean")
     coins: str = option("Tossed for each user, or for each record of a user.", "user")
     population: int = option("Declared number of records (of users): a public figure, never counted.")
-    sample_rate: float = option("q, the probability of a record to join a batch.", "of digits 0.2")
-    steps: int = option("Number of updates.", "of digits 200")
-    epochs: float = option("Instead of --steps; an epoch is round(1/q) steps.", "10")
-    batch_size: int = option("Instead of --sample-rate: expected batch size.", "512")
+    sample_rate: float = option("q, the probability of a record to join a batch.", "of digits 0.2, of tables 0.1")
+    steps: int = option("Number of updates.", "of digits 200, of tables 100")
+    epochs: float = option("Instead of --steps; an epoch is round(1/q) steps.", "10 where --steps has no default")
+    batch_size: int = option("Instead of --sample-rate: expected batch size.", "512 where --sample-rate has no default")
     count_usable: bool = option(
         "A noisy count of usable records, at a hundredth of the price of the first few steps, stops a run in which most fail.",
         "counted",
@@ -123,11 +124,16 @@ class Scoring:
     min_delta: float = option("By how much a score must be better, for --patience.", "0")
 
 
-class Table:
+class Columns:
     """How a CSV or Parquet file is read."""
 
     target: str = option("Of a table: the column to be predicted.")
     schema: Path = option("Of a table: a TOML file that declares its columns; see `apportion data schema`.")
+
+
+class Table(Columns):
+    """And on what is measured."""
+
     test: Path = option("Of a table: another one of the same form, declared public, to measure on.")
 
 
@@ -160,7 +166,7 @@ def declared_in(kind: type) -> Callable[[Command], Command]:
 
 def with_table(said: dict[str, Any]) -> dict[str, Any]:
     """What was said, with that about a table in one place."""
-    given = {name: said[name] for name in Table.__annotations__ if name in said}
+    given: dict[str, Any] = {name: said[name] for name in ("target", "schema", "test") if name in said}
     if not given:
         return said
     for name, example in (("schema", "patients.toml"), ("target", "outcome")):
@@ -170,6 +176,13 @@ def with_table(said: dict[str, Any]) -> dict[str, Any]:
     table = {name: value if name == "target" else value.resolve() for name, value in given.items()}
     table |= {"path": Path(said["data"]).resolve()} if "data" in said else {}
     return {name: value for name, value in said.items() if name not in given} | {"table": table}
+
+
+def read_table_choice(said: dict[str, Any]) -> TableChoice | None:
+    """What was said about a table, checked, for a command that is no experiment; `None` if nothing was."""
+    from apportion.compare.table_subject import choose_table
+
+    return choose_table(with_table(said).get("table"))
 
 
 def default_spare(recipe: Recipe, steps: int) -> int:

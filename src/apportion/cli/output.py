@@ -87,17 +87,19 @@ def show_results(results: Results, folder: Path, *, as_json: bool) -> None:
     spares = any(run.epsilon_spent != run.epsilon for run in results.runs if run.epsilon_spent is not None)
     series = group_series(results.runs)
     measure = series[0].measure
-    numbers = ("ε reserved" if spares else "ε spent", "δ", f"test {measure.name}", "steps", "seconds")
+    numbers = ("ε reserved" if spares else "ε spent", "δ", measure.title, "steps", "seconds")
     columns = (Column(heading, justify="right") for heading in numbers)
     table = Table("recipe", *columns, title=escape(results.title or ""))
     for one in series:
         delta = one.runs[0].delta
-        deviation = "" if one.deviation is None else f" ± {measure.show_spread(one.deviation)}"
+        spread = "" if one.spread is None else f" ± {measure.show_spread(one.spread)}"
         table.add_row(
             escape(one.recipe),
             "no privacy" if one.epsilon is None else f"{one.epsilon:.3f} of {one.target:g}",
             "" if delta is None else f"{delta:g}",
-            "" if one.score is None else f"{measure.show(one.score)}{deviation}".replace("\u00a0", " "),
+            ("no score" if measure.held_out else "")
+            if one.score is None
+            else f"{measure.show(one.score)}{spread}".replace("\u00a0", " "),
             str(one.runs[0].steps),
             f"{one.seconds or 0:.1f}",
         )

@@ -24,7 +24,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 48
 
 
-class Options(options.Planned):
+class Options(options.Columns, options.Planned):
     """What is planned."""
 
     recipe: list[str] = option("Repeatable, to lay plans over each other.", options.DEFAULT_RECIPE_SHOWN)
@@ -52,7 +52,8 @@ def plan(
 ) -> None:
     """Solve the noise from the budget and show clip, noise and ε spent over the steps, and what each accountant would claim.
 
-    No data is needed or read; --data only fills in the published size of a benchmark.
+    No data is needed or read; --data only fills in the published size of a benchmark, or the defaults of a table. --schema and --target,
+    of a table, are checked as `train` does.
 
     Example: apportion plan --recipe abadi --recipe du-growing --epsilon 1.2 --delta 1e-6 --unit record --population 60000
     --batch-size 256 --steps 5000
@@ -61,12 +62,16 @@ def plan(
     """
     from apportion.cli.compare_command import choose_recipes
     from apportion.compare.experiment import experiment
+    from apportion.compare.table_subject import require_table_choice
     from apportion.reporting.plan_page import CALIBRATIONS, draw_plans, plan_facts, plan_recipe
 
     validate.known("calibrate", calibrate, CALIBRATIONS)
     settings, recipes = options.parse_settings(said.pop("set", None)), said.pop("recipe", [options.DEFAULT_RECIPE])
     if out is not None:
         _require_one_new_plan(out, recipes, calibrate)
+    said = options.with_table(said)
+    if "table" in said:
+        require_table_choice(said.get("data", "your data"), said["table"])
     values = {"data": "your data", "recipe": choose_recipes(None, recipes, settings)} | said
     wanted = experiment(with_benchmark_budget(with_training_defaults(values)))
     wanted.check()

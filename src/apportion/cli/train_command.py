@@ -20,6 +20,7 @@ from apportion.compare.resolve import resolve
 from apportion.errors import ApportionError, InvalidArgument
 from apportion.extras import EXTRAS, require_extra
 from apportion.integrations.released_logs import absolute_log, open_log
+from apportion.reporting.held_out_score import HeldOutScore
 from apportion.reporting.result import RunResult
 from apportion.training.storage import PROBLEMS
 
@@ -207,11 +208,11 @@ def _describe(said: dict[str, Any], choice: dict[str, Any]) -> Experiment:
     return described
 
 
-def _describe_score(score: dict[str, Any] | None) -> str:
-    if score is None:
-        return "There is no score of the held-out records: it was asked before a crash, or did not fit into the ledger."
-    error = "" if score["standard_error"] is None else f" ± {score['standard_error']:.4g}"
-    return f"Held-out {score['metric']}: {score['value']:.4g}{error}, with noise, for ε = {score['epsilon']:g} of the total."
+def _describe_score(run: RunResult) -> str:
+    held = HeldOutScore.of(run.details)
+    assert held is not None
+    lost = ": it was asked before a crash, or did not fit into the ledger" if held.value is None else ""
+    return held.describe() + lost
 
 
 def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: bool, resume: bool) -> None:
@@ -253,16 +254,20 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
             if log is not None:
                 log.close()
         if holdout is not None and plan is not None and held is not None:
+            with_score(run, holdout, None, folder, request.ledger)  # what is going to be charged is stated first
             score = ask_score(held, holdout, folder, plan.budget.unit, request.ledger, seed)
-            run = with_score(run, holdout, score, folder)
-            print_error_stream(_describe_score(score))
+            run = with_score(run, holdout, score, folder, request.ledger)
+            print_error_stream(f"{_describe_score(run)}.")
     show_results(collect_results(experiment.title, [run]), folder, as_json=as_json)
     if as_json:
         typer.echo(json.dumps(run.to_json(history=False)))
         return
     _say_why_it_ended(experiment, plan, run)
     if run.epsilon is not None:
-        print_error_stream(f"ε = {run.epsilon_spent:.4f} {TAKEN}; {run.epsilon:.4f} {RESERVED}: the guarantee.")
+        scored = "" if "parts" not in run.details else " and the score"
+        print_error_stream(f"ε = {run.epsilon_spent:.4f} {TAKEN}{scored}; {run.epsilon:.4f} {RESERVED}: the guarantee.")
+        for name, epsilon in run.details.get("parts", {}).items():
+            print_error_stream(f"  {name}: ε = {epsilon:.4f}")
         for group in run.details.get("groups", ()):
             print_error_stream(f"  {group['name']}: ε = {group['epsilon']:.4f} of {group['budget']:g}")
         if (usable := run.details.get("usable")) is not None:

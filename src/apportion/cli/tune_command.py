@@ -76,11 +76,16 @@ def tune(
     Example: apportion tune --data my:records --model my:model --expected-trials 10 --ledger patients.sqlite --vary lr=0.5,1,2
     --epsilon 3 --delta 1e-6 --unit record --population 60000 --batch-size 600 --epochs 10 --dry-run
     """
+    from apportion.tables.table_files import is_table
     from apportion.tuning import plan_search
     from apportion.tuning.space import Space
 
     if "data" not in said:
         raise InvalidArgument("data", None, "there is nothing to search on", "Pass --data digits, or your own")
+    if is_table(said["data"]):
+        reason = "a search does not read tables by a schema"
+        fix = "Write a function that returns (apportion.tables.records(...), apportion.Public(...)), and pass --data module:function"
+        raise InvalidArgument("data", said["data"], reason, fix)
     if (trials is None) == (expected_trials is None):
         raise InvalidArgument(
             "trials/expected_trials",

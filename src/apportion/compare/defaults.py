@@ -23,7 +23,10 @@ _OTHERWISE: dict[str, Any] = {"batch_size": 512, "epochs": 10, "lr": 0.5}
 
 def with_training_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Fill in sampling rate, length and learning rate where both forms of them are missing."""
-    chosen = _TRAINING.get(str(values["data"]), _OTHERWISE if values.get("table") is None else _TABLE)
+    from apportion.tables.table_files import is_table
+
+    data = str(values["data"])
+    chosen = _TRAINING.get(data, _TABLE if values.get("table") is not None or is_table(data) else _OTHERWISE)
     filled = dict(values)
     for pair in (("sample_rate", "batch_size"), ("steps", "epochs"), ("lr",)):
         if all(filled.get(name) is None for name in pair):

@@ -26,19 +26,23 @@ from apportion.compare.resolve import Subject
 from apportion.compare.table_subject import training_part
 from apportion.errors import BudgetExhausted, InvalidArgument
 from apportion.planning import Plan
+from apportion.reporting.held_out_score import LARGEST_ERROR, HeldOutScore
 from apportion.reporting.measures import Measure
 from apportion.reporting.result import RunResult
+from apportion.reporting.write import with_held_out
 from apportion.statistics import mean
 from apportion.statistics.charging import price_statistic
 from apportion.tables.encoding import EncodedTable
 from apportion.tables.splitting import hold_out
 from apportion.training.checkpoint import replace_file
-from apportion.training.statement import as_markdown
+from apportion.training.statement import as_markdown, data_set, in_words
 
 KEY = Path("secret") / "holdout.key"
 ASKED = Path("secret") / "holdout.asked"
 LEDGER = Path("secret") / "holdout.sqlite"
 SCORE = Path("public") / "holdout.json"
+ACCURACY, ERROR = Measure("accuracy"), Measure("mae", "lower")
+"""What is asked about classes, and about numbers."""
 _KEY_BYTES = 32
 _UNUSED_DELTA = 1e-15
 """A budget has a δ; the score uses none of it."""
@@ -139,10 +143,12 @@ def ask_score(
         return None
     span = predictor.encoding.span
     assert isinstance(asked.value, float | int)
+    error = 0.5 if asked.standard_error is None else asked.standard_error
     score = {
-        "metric": "accuracy" if predictor.encoding.classes is not None else "mae",
+        **(ACCURACY if predictor.encoding.classes is not None else ERROR).to_json(),
         "value": asked.value * span,
-        "standard_error": None if asked.standard_error is None else asked.standard_error * span,
+        "standard_error": error * span,
+        "useful": error < LARGEST_ERROR,
         "fraction": choice.fraction,
         "epsilon": asked.epsilon,
     }
@@ -171,19 +177,37 @@ def _pooled(values: NDArray[np.float64], held: EncodedTable) -> NDArray[np.float
     return np.array([math.fsum(found) / len(found) for found in of_user.values()])
 
 
-def with_score(run: RunResult, choice: HoldoutChoice, score: dict[str, Any] | None, folder: Path) -> RunResult:
-    """The result of a run with its score: ε is that of training and of the score together. Also in the statement of the folder."""
-    held = {"fraction": choice.fraction, "epsilon": choice.epsilon} | (score or {})
-    statement = folder / "public" / "privacy.json"
-    facts = json.loads(statement.read_text(encoding="utf-8")) | {"holdout": held}
-    replace_file(statement, (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode())
-    replace_file(statement.with_suffix(".md"), as_markdown(facts).encode())
+def with_score(
+    run: RunResult, choice: HoldoutChoice, score: dict[str, Any] | None, folder: Path, ledger: Path | None
+) -> RunResult:
+    """The result of a run with its score: ε is that of training and of the score together. Also in the statement of the folder.
+
+    Without a score it says what the run is going to have charged, so that no statement is ever too low.
+    """
     sums: dict[str, Any] = {
         name: None if getattr(run, name) is None else getattr(run, name) + choice.epsilon
         for name in ("epsilon", "epsilon_spent", "target_epsilon")
     }
-    details = {**run.details, "holdout": held}
-    if score is None:
-        return replace(run, **sums, details=details)
-    measure = Measure(score["metric"], "higher" if score["metric"] == "accuracy" else "lower")
-    return replace(run, **sums, details=details | measure.to_json()).with_score(score["value"])
+    more: dict[str, Any] = {
+        "parts": {"training": run.epsilon, "score of held-out records": choice.epsilon},
+        "holdout": {"fraction": choice.fraction, "epsilon": choice.epsilon} | (score or {}),
+    }
+    statement = folder / "public" / "privacy.json"
+    facts = json.loads(statement.read_text(encoding="utf-8")) | sums | more
+    if ledger is not None:
+        facts["data_set"] = more["data_set"] = _read_ledger(ledger, facts["data_set"]["run"])
+    replace_file(statement, (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode())
+    replace_file(statement.with_suffix(".md"), as_markdown(facts).encode())
+    found = replace(run, **sums, statement=in_words(facts), details={**run.details, **more})
+    held = HeldOutScore.of(facts)
+    assert held is not None
+    return with_held_out(found, held)
+
+
+def _read_ledger(path: Path, run: int) -> dict[str, Any] | None:
+    """What the ledger of the data set says now, after the score was charged to it as well."""
+    books = Ledger.open(path)
+    try:
+        return data_set(books, run)
+    finally:
+        books.close()

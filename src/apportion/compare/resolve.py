@@ -77,20 +77,24 @@ def resolve(
     return Subject(data_name, name, data.train, data.test, data.population, build, data.writers, domain)
 
 
-def load_model(model_name: str, data_name: str | None, data_dir: Path | None = None) -> nn.Module:
+def load_model(
+    model_name: str, data_name: str | None, data_dir: Path | None = None, table: TableChoice | None = None
+) -> nn.Module:
     """A fresh model by name; a built-in one needs data to know its inputs and classes."""
     if is_own(model_name):
         return own_model(model_name)
-    return resolve(data_name or "digits", model_name, data_dir).build()
+    return resolve(data_name or "digits", model_name, data_dir, table).build()
 
 
-def load_example(model_name: str, data_name: str | None, data_dir: Path | None = None) -> Any:
+def load_example(
+    model_name: str, data_name: str | None, data_dir: Path | None = None, table: TableChoice | None = None
+) -> Any:
     """One record of the data with all values set to zero; `None` for an own model whose data was not named."""
     from apportion.curator.records import as_records
 
     if data_name is None and is_own(model_name):
         return None
-    return as_records(resolve(data_name or "digits", model_name, data_dir).train).example
+    return as_records(resolve(data_name or "digits", model_name, data_dir, table).train).example
 
 
 def is_own(name: str) -> bool:

@@ -58,6 +58,11 @@ class RunSettings(BaseModel):
             forget_key(folder)
 
 
+def was_started(folder: Path) -> bool:
+    """Whether the folder is that of a run of `apportion train`."""
+    return (folder / _FILE).is_file()
+
+
 def load_settings(folder: Path) -> RunSettings:
     """The settings of the run in `folder`."""
     path = folder / _FILE

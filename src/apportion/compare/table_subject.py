@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from apportion.budget import Public
 from apportion.compare.resolve import Subject
@@ -19,6 +20,8 @@ from apportion.tables.table_files import is_table
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from apportion.training.named_losses import Loss
 
 
 class TableChoice(BaseModel):
@@ -54,13 +57,35 @@ class TableChoice(BaseModel):
         encoding = self.encoding()
         return {"name": "mse"} if encoding.classes is None else {"weights": encoding.class_weights}
 
+    def loss(self) -> Loss:
+        """That loss itself."""
+        from apportion.training.named_losses import Loss
+
+        chosen = self.default_loss()
+        return Loss(chosen.get("name", "cross-entropy"), chosen.get("weights"))
+
+
+def choose_table(values: Mapping[str, Any] | None) -> TableChoice | None:
+    """The choice, or one clear line about what is wrong with it; `None` of nothing."""
+    try:
+        return None if values is None else TableChoice(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if isinstance(ours := first.get("ctx", {}).get("error"), InvalidArgument):
+            raise ours from None
+        place = ".".join(map(str, first["loc"]))
+        raise InvalidArgument(place, first.get("input"), first["msg"].lower(), "Correct this setting") from None
+
 
 def require_table_choice(data_name: str, table: object) -> None:
     """Refuse a table without a schema, and a schema without a table."""
     if is_table(data_name) and table is None:
         reason = f"what the columns of {data_name} hold, and which is the target, must be declared"
         raise InvalidArgument(
-            "schema", None, reason, "Pass --schema patients.toml and --target, as docs/tables.md says"
+            "schema",
+            None,
+            reason,
+            "Pass --schema patients.toml and --target, as docs/tables.md says; a command without them reads no tables",
         )
     if table is not None and not is_table(data_name):
         reason = "a schema describes the columns of a CSV or Parquet file"

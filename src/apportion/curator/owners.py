@@ -106,14 +106,12 @@ class UserOwners:
         self.pooling: str | None = unit.pooling
         self._by_record, self._groups = unit.coins == "record", groups
         self._owner = number_users(ids)
-        users = int(self._owner.max()) + 1
-        if not users:
-            raise InvalidArgument("unit.ids", "missing", "it says of no record whose it is", "Pass the users' names")
+        users = int(self._owner.max()) + 1  # also none: whether there is one must not be seen
         order = np.argsort(self._owner, kind="stable")
         of_user = np.split(order, np.searchsorted(self._owner[order], np.arange(users)))[1:]  # the first are nobody's
         names = [str(ids[records[0]]) for records in of_user]
         self._of_user = [_at_most(unit.k_max, *pair) for pair in zip(names, of_user, strict=True)]
-        self._eligible = np.concatenate(self._of_user)
+        self._eligible = np.concatenate([np.zeros(0, dtype=np.int64), *self._of_user])
         self.coins = len(self._eligible) if self._by_record else users
         self.coin_groups = groups
         if groups is not None and self._by_record:

@@ -146,5 +146,5 @@ def _list_seeds(one: Series) -> str:
 
 
 def _describe_outcome(one: Series) -> str:
-    outcome = [] if one.score is None else [one.measure.show_reached(one.score)]
+    outcome = [] if one.score is None else [one.reached]
     return ", ".join(outcome if one.epsilon is None else [*outcome, f"ε = {format_epsilon(one.epsilon)}"])

@@ -15,7 +15,7 @@ from apportion.reporting.series import Experiment, Series, group_experiments
 
 COLUMNS = (
     *("experiment", "recipe", "data", "model", "unit", "population", "sample_rate", "steps", "runs", "private"),
-    *("target_epsilon", "epsilon", "delta", "metric", "score", "score_std"),
+    *("target_epsilon", "epsilon", "delta", "metric", "score", "score_std", "score_error"),
 )
 _LATEX = {
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
@@ -70,7 +70,7 @@ def export_latex(results: Results) -> str:
     lines.append(r"recipe & $\varepsilon$ & $\delta$ & test score \\")
     for experiment in group_experiments(results.runs):
         winners, measure = experiment.winners(), experiment.measure
-        name = f"{experiment.name}: {measure.name}{', %' if measure.in_percent else ''}"
+        name = f"{experiment.name}: {measure.title if measure.held_out else measure.name}{', %' if measure.in_percent else ''}"
         lines += [r"\midrule", rf"\multicolumn{{4}}{{l}}{{{escape_latex(name)}}} \\"]
         lines += [_latex_row(one, one.label in winners) for one in experiment.series]
     lines += [r"\bottomrule", r"\end{tabular}"]
@@ -103,9 +103,10 @@ def _row(experiment: Experiment, one: Series) -> dict[str, Any]:
         "target_epsilon": one.target,
         "epsilon": one.epsilon,
         "delta": first.delta,
-        "metric": one.measure.name,
+        "metric": one.measure.title if one.measure.held_out else one.measure.name,
         "score": one.score,
         "score_std": one.deviation,
+        "score_error": one.spread if one.measure.held_out else None,
     }
 
 
@@ -114,7 +115,7 @@ def _latex_row(one: Series, best: bool) -> str:
 
     score = _latex_number(one, one.score)
     score = rf"\textbf{{{score}}}" if best else score
-    score += "" if one.deviation is None else rf" $\pm$ {_latex_number(one, one.deviation)}"
+    score += "" if one.spread is None else rf" $\pm$ {_latex_number(one, one.spread)}"
     spent = "no privacy" if one.epsilon is None else format_epsilon(one.epsilon)
     spent += r"$^*$" if one.status == "seeded" else ""
     mantissa, _, power = format_delta(one.runs[0].delta).partition("10")

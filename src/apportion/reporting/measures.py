@@ -12,19 +12,26 @@ from apportion.reporting.judging import Side, compare_accuracy
 
 @dataclass(frozen=True)
 class Measure:
-    """A metric by its name, and in which direction it is better."""
+    """A metric by its name, in which direction it is better, and whether it is a noisy score of held-out private records."""
 
     name: str = "accuracy"
     better: str = "higher"
+    held_out: bool = False
 
     @classmethod
     def of(cls, details: Mapping[str, Any]) -> Measure:
         """The metric of a run, from its details; accuracy where they say nothing."""
-        return cls(str(details.get("metric") or "accuracy"), "lower" if details.get("better") == "lower" else "higher")
+        better = "lower" if details.get("better") == "lower" else "higher"
+        return cls(str(details.get("metric") or "accuracy"), better, bool(details.get("holdout")))
 
     def to_json(self) -> dict[str, str]:
         """As the details of a run have it."""
         return {"metric": self.name, "better": self.better}
+
+    @property
+    def title(self) -> str:
+        """What stands above a column of scores."""
+        return f"noisy held-out {self.name}" if self.held_out else f"test {self.name}"
 
     @property
     def in_percent(self) -> bool:
@@ -57,6 +64,10 @@ class Measure:
     def show_spread(self, deviation: float) -> str:
         """A standard deviation of scores."""
         return f"{100 * deviation:.1f}" if self.in_percent else f"{deviation:.2g}"
+
+    def show_error(self, error: float) -> str:
+        """The standard error of a score."""
+        return format_percent(error, 2) if self.in_percent else f"{error:.2g}"
 
     def show_distance(self, ours: float, other: float) -> str:
         """How far two scores are from each other, with the direction."""

@@ -50,15 +50,20 @@ def _front_matter(facts: RunFacts) -> list[str]:
         "unit": said["unit"],
         "accountant": said["accountant"],
     }
+    if said.get("parts"):
+        privacy["parts"] = said["parts"]
     if facts.shared:
         together = {"epsilon": facts.shared["limit_epsilon"], "delta": facts.shared["limit_delta"]}
         privacy["all_runs_on_the_data"] = together
     lines = ["library_name: pytorch", 'tags: ["differential-privacy", "dp-sgd", "apportion"]']
     lines += [f"differential_privacy: {json.dumps(privacy, ensure_ascii=False)}"]
-    if facts.score is not None:
-        name = facts.measure.name
-        metric = {"type": name, "value": facts.score, "name": f"{name} on data declared public"}
-        data = {"name": facts.data or "data declared public", "type": facts.data or "unknown"}
+    held = facts.held_out
+    where = "data declared public" if held is None else "held-out private records, with noise"
+    score, name = (facts.score, facts.measure.name) if held is None else (held.score, held.measure.name)
+    if score is not None:
+        metric: dict[str, Any] = {"type": name, "value": score, "name": f"{name} on {where}"}
+        metric |= {} if held is None else {"standard_error": held.error}
+        data = {"name": facts.data or where, "type": facts.data or "unknown"}
         result = {"task": {"type": _TASKS.get(name, "other")}, "dataset": data, "metrics": [metric]}
         index = [{"name": facts.name or "model", "results": [result]}]
         lines.append(f"model-index: {json.dumps(index, ensure_ascii=False)}")
@@ -81,6 +86,8 @@ def _describe_model(facts: RunFacts) -> list[str]:
 
 
 def _describe_score(facts: RunFacts) -> str:
+    if facts.held_out is not None:
+        return f"{_plain(facts.held_out.describe())}; {facts.held_out.measure.better} is better."
     if facts.score is None:
         return "Nothing was measured on public data."
     where = f" ({_plain(facts.data)}, its test part)" if facts.data else ""

@@ -16,6 +16,7 @@ from apportion.reporting.formatting import (
     format_seconds,
     join_names,
 )
+from apportion.reporting.held_out_score import HeldOutScore
 from apportion.reporting.judging import CLOSE, compare_accuracy
 from apportion.reporting.result import Results, RunResult
 from apportion.reporting.series import Experiment, Series, rank_of
@@ -39,11 +40,11 @@ def summarise_experiment(experiment: Experiment) -> list[str]:
         )
         remarks += [f"{_place_beside(best, free)} non-private training"] if free else []
         spent = format_epsilon(best.epsilon) if target is None else f"{target:g}"
-        reached = f"At ε = {spent}, {best.recipe} reached {best.measure.show_reached(best.score)}{where}"
+        reached = f"At ε = {spent}, {best.recipe} reached {best.reached}{where}"
         sentences.append(", ".join([reached, " and ".join(remarks)] if remarks else [reached]) + ".")
     if not sentences and free:
         best = max(free, key=rank_of)
-        sentences.append(f"Without privacy, {best.recipe} reached {best.measure.show_reached(best.score)}{where}.")
+        sentences.append(f"Without privacy, {best.recipe} reached {best.reached}{where}.")
     return sentences
 
 
@@ -54,7 +55,13 @@ def summarise(experiments: Sequence[Experiment]) -> list[str]:
         several = len(experiments) > 1
         found = [(one.name, said) for one in experiments for said in summarise_experiment(one)]
         sentences = [f"{name}: {said}" if several else said for name, said in found]
-    return sentences or ["Nothing was measured on test data."]
+    return sentences or _describe_held_out(experiments) or ["Nothing was measured on test data."]
+
+
+def _describe_held_out(experiments: Sequence[Experiment]) -> list[str]:
+    """What there is to say about noisy scores of held-out records, each once."""
+    found = (HeldOutScore.of(run.details) for experiment in experiments for run in experiment.runs)
+    return list(dict.fromkeys(f"{one.describe()}." for one in found if one is not None))
 
 
 def _name_close(best: Series, rivals: Sequence[Series]) -> str:
@@ -114,7 +121,7 @@ def make_rows(experiment: Experiment, colours: Mapping[str, int]) -> list[dict[s
                 "above_claim": one.above_claim,
                 "delta": format_delta(first.delta),
                 "score": one.measure.show(ours),
-                "deviation": None if one.deviation is None else one.measure.show_spread(one.deviation),
+                "deviation": None if one.spread is None else one.measure.show_spread(one.spread),
                 "paper": None if paper is None else format_percent(paper),
                 "difference": None if paper is None or ours is None else format_points(ours - paper),
                 "runs": len(one.runs) if len(counts) > 1 else None,
@@ -142,7 +149,7 @@ def is_seeded(experiment: Experiment) -> bool:
 
 def write_notes(experiment: Experiment) -> list[str]:
     """What a reader must know before comparing the rows of the table."""
-    found = []
+    found = _describe_held_out([experiment])
     series, counts = experiment.series, {len(one.runs) for one in experiment.series}
     if any(one.deviation is not None for one in series):
         over = f"{max(counts)} runs" if len(counts) == 1 else "runs"
@@ -224,7 +231,7 @@ def _make_cell(one: Series, best: bool) -> dict[str, Any]:
     return {
         "target": f"ε = {one.target:g}" if one.label != one.recipe else "",
         "score": one.measure.show(one.score),
-        "deviation": None if one.deviation is None else one.measure.show_spread(one.deviation),
+        "deviation": None if one.spread is None else one.measure.show_spread(one.spread),
         "paper": None if one.paper_accuracy is None else format_percent(one.paper_accuracy),
         "best": best,
     }

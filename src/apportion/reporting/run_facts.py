@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from apportion.errors import InvalidArgument
+from apportion.reporting.held_out_score import HeldOutScore
 from apportion.reporting.measures import Measure
 from apportion.reporting.result import FILE, as_number, read_json, read_results
 from apportion.reporting.statements import FALSE_POSITIVE_RATES, bound_guesses, bound_true_positives
@@ -45,6 +46,11 @@ class RunFacts:
     def shown_score(self) -> str:
         """The score with its name, as a sentence has it."""
         return f"{self.measure.name} {self.measure.show(self.score, 2)}"
+
+    @property
+    def held_out(self) -> HeldOutScore | None:
+        """The noisy score of held-out records; `None` if none were."""
+        return HeldOutScore.of(self.statement)
 
     @property
     def shared(self) -> Mapping[str, Any] | None:
@@ -86,15 +92,7 @@ def read_facts(source: Any) -> RunFacts:
     else:
         raise InvalidArgument("run", type(source).__name__, "it is not a run", _FIX)
     _require_statement(found, source)
-    return _with_held_out_score(found)
-
-
-def _with_held_out_score(facts: RunFacts) -> RunFacts:
-    """ε of a run whose noisy score of held-out records was released too: that of both together."""
-    held = facts.statement.get("holdout")
-    if held is None:
-        return facts
-    return replace(facts, statement={**facts.statement, "epsilon": facts.statement["epsilon"] + held["epsilon"]})
+    return found
 
 
 def _read_folder(folder: Path) -> RunFacts:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from apportion.reporting.held_out_score import HeldOutScore
 from apportion.reporting.judging import exceeds_claim
 from apportion.reporting.measures import Measure
 from apportion.reporting.result import RunResult
@@ -51,6 +52,20 @@ class Series:
         """The standard deviation over seeds of that score."""
         found = self.known(lambda run: run.score)
         return statistics.stdev(found) if len(found) > 1 else None
+
+    @property
+    def spread(self) -> float | None:
+        """What stands after ±: the standard deviation over seeds, or the standard error of a single noisy score."""
+        held = HeldOutScore.of(self.runs[0].details) if len(self.runs) == 1 else None
+        return self.deviation if held is None or not held.useful else held.error
+
+    @property
+    def reached(self) -> str:
+        """The score, as a sentence has it."""
+        shown, spread = self.measure.show_reached(self.score), self.spread
+        if not self.measure.held_out or spread is None:
+            return shown
+        return f"{shown} ± {self.measure.show_error(spread)} (a noisy score of held-out records)"
 
     @property
     def epsilon(self) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from apportion.reporting.held_out_score import HeldOutScore
 from apportion.reporting.run_facts import CURATOR, PUBLISHER, TRAINER, RunFacts, attacker_limits
 from apportion.reporting.statement_registry import describe_composition, describe_mechanism, describe_other_runs
 
@@ -46,6 +47,7 @@ def _guarantee(facts: RunFacts) -> dict[str, Any]:
             "epsilon": said["epsilon"],
             "delta": said["delta"],
             "delta_times_population": said["delta"] * said["population"],
+            **({"parts": said["parts"]} if said.get("parts") else {}),
             "promises": [
                 {"for": whom, "epsilon": epsilon, "delta": delta, "attacker_at_most": attacker_limits(epsilon, delta)}
                 for whom, epsilon, delta in facts.promises()
@@ -91,6 +93,7 @@ def _algorithms(facts: RunFacts) -> dict[str, Any]:
             "section": "3.2",
             "metric": facts.measure.to_json(),
             "score_on_public_data": facts.score,
+            **({} if (held := facts.held_out) is None else {"noisy_score_of_held_out_records": _held_out(held)}),
             "fill_in": _fill(PUBLISHER, "which score the intended use needs"),
         },
         "bias": {
@@ -100,6 +103,11 @@ def _algorithms(facts: RunFacts) -> dict[str, Any]:
             "human": _fill(PUBLISHER, "how the noise is explained to those who use the model"),
         },
     }
+
+
+def _held_out(held: HeldOutScore) -> dict[str, Any]:
+    told = {"score": held.score, "standard_error": held.error, "epsilon": held.epsilon}
+    return held.measure.to_json() | told | {"answer": held.describe()}
 
 
 def _deployment(facts: RunFacts) -> dict[str, Any]:

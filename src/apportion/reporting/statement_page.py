@@ -84,6 +84,8 @@ def _list_rows(facts: RunFacts) -> list[dict[str, str]]:
             ("randomness", said["randomness"]),
             ("ledger", said["ledger"] + (f"; last row {facts.shared['ledger_head']}" if facts.shared else "")),
             ("on public data", "" if facts.score is None else facts.shown_score),
+            ("held-out records", "" if facts.held_out is None else facts.held_out.describe()),
+            ("parts of ε", format_value(said["parts"]) if said.get("parts") else ""),
             ("sha256 of the weights", said.get("weights_sha256") or ""),
         ]
     )

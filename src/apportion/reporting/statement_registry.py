@@ -28,7 +28,8 @@ def make_registry_entry(facts: RunFacts) -> dict[str, Any]:
         "basic": {
             "name": name,
             "data_curators": [_fill(CURATOR, "who publishes the model")],
-            "description": f"A model trained with differentially private gradients ({_recipe(facts)}, {said['steps_taken']} steps).",
+            "description": f"A model trained with differentially private gradients ({_recipe(facts)}, {said['steps_taken']} steps)."
+            + ("" if facts.held_out is None else f" {facts.held_out.describe()}."),
             "intended_use": _fill(PUBLISHER, "what the model is for"),
             "data_product_type": "Machine learning model",
             "data_product_region": _fill(CURATOR, "which region the data describes, and whose law applies"),
@@ -66,6 +67,8 @@ def describe_composition(facts: RunFacts) -> str:
     """How the steps of the run, and the runs on the data set, were added up."""
     said = facts.statement
     text = f"Steps: {said['accountant']}. {said['validity']}."
+    if parts := said.get("parts"):
+        text += f" Parts of ε, which add up (basic composition): {format_value(parts)}."
     if search := said.get("search"):
         text += f" The run is the best trial of a search that was charged as a whole: {format_value(search)}."
     return f"{text} {describe_other_runs(facts)}"
@@ -103,8 +106,14 @@ def describe_mechanism(facts: RunFacts) -> str:
     return (
         f"Gaussian mechanism on sums of clipped gradients{chosen}. {said['sampling']} (sample rate {said['sample_rate']:.6g}). Clip: "
         f"{format_value(said['clip'])}. Noise: {format_value(said['noise'])}. Randomness: {said['randomness']}. Noise is added in float64, "
-        f"not on a grid; timing is not hidden. Ledger: {said['ledger']}. Library: {versions}."
+        f"not on a grid; timing is not hidden.{_held_out_mechanism(facts)} Ledger: {said['ledger']}. Library: {versions}."
     )
+
+
+def _held_out_mechanism(facts: RunFacts) -> str:
+    if facts.held_out is None:
+        return ""
+    return " The score of held-out records is the ratio of two sums with discrete Laplace noise, asked once."
 
 
 def _privacy_loss(facts: RunFacts) -> dict[str, Any]:

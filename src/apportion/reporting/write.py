@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from apportion.errors import InvalidArgument
 from apportion.extras import require_extra
 from apportion.reporting.export import EXPORTS, require_suffix
+from apportion.reporting.held_out_score import HeldOutScore
 from apportion.reporting.result import FILE, Results, RunResult, read_json, read_results
 
 _PUBLIC = ("privacy.json", "configuration.json", "history.json")
@@ -105,11 +106,19 @@ def describe_run(
         "update": recipe["update"],
         "steps": statement["steps_taken"],
         "draws": statement["draws_charged"],
-        **{name: statement[name] for name in ("groups", "data_set") if statement.get(name)},
+        **{name: statement[name] for name in ("groups", "data_set", "parts", "holdout") if statement.get(name)},
         "statement": in_words(dict(statement)),
         "history": history,
     }
-    return RunResult.from_json(values)
+    found = RunResult.from_json(values)
+    held = HeldOutScore.of(statement)
+    return found if held is None else with_held_out(found, held)
+
+
+def with_held_out(run: RunResult, held: HeldOutScore) -> RunResult:
+    """The run with the noisy score of its held-out records in the place of a test score, and its standard error beside it."""
+    details = {**run.details, **held.measure.to_json(), f"test_{held.measure.name}_error": held.error}
+    return replace(run, details=details).with_score(held.score)
 
 
 def _as_results(source: Source, name: str | None) -> Results:

@@ -6,12 +6,14 @@ or dropped, by a declared rule. How many that were is never said, and no error d
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apportion import validate
+from apportion.curator.foreign_code import contain_errors, watch_signals
 from apportion.errors import InvalidArgument
 
 Column = NDArray[np.float64]
@@ -24,21 +26,25 @@ GRID = 1 << 20
 def read_column(data: Any) -> Column:
     """One-dimensional float64. A list, or an array of objects, is read record by record, and what is not a number becomes NaN."""
     if isinstance(data, (list, tuple)):
-        return np.array([_read_number(one) for one in data], dtype=np.float64)
+        return _read_each(data)
     values = np.asarray(data)
     if values.ndim != 1 or values.dtype.kind not in "biufO":
         found = f"{values.ndim}-dimensional {values.dtype}"
         raise InvalidArgument("data", found, "it is not a column of numbers", "Pass one number for each record")
     if values.dtype.kind == "O":
-        return np.array([_read_number(one) for one in values], dtype=np.float64)
+        return _read_each(values)
     return values.astype(np.float64)
 
 
+def _read_each(data: Iterable[Any]) -> Column:
+    with watch_signals():
+        return np.array([_read_number(one) for one in data], dtype=np.float64)
+
+
 def _read_number(value: Any) -> float:
-    try:
+    with contain_errors():  # whatever a record does, the others are read
         return float(value)
-    except Exception:  # whatever a record does, the others are read
-        return float("nan")
+    return float("nan")
 
 
 def read_bounds(bounds: Any) -> Bounds:

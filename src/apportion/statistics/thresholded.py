@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from apportion.budget import Budget, Record, require_budget
+from apportion.curator.foreign_code import contain_errors, watch_signals
 from apportion.curator.randomness import Stream
 from apportion.errors import InvalidArgument
 from apportion.statistics.charging import charge
@@ -50,15 +51,15 @@ def release_frequent(counts: Mapping[str, int], epsilon: float, delta: float, no
 
 def count_texts(data: Iterable[Any]) -> Counter[str]:
     """How often each text occurs. What has no text, and an empty one, is nobody's value."""
-    texts = (_read_text(one) for one in data)
+    with watch_signals():
+        texts = [_read_text(one) for one in data]
     return Counter(text for text in texts if text)
 
 
 def _read_text(value: Any) -> str:
-    try:
+    with contain_errors():  # whatever a record does, the others are read
         return "" if value is None or value != value else str(value).strip()
-    except Exception:  # whatever a record does, the others are read
-        return ""
+    return ""
 
 
 def categories(

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from apportion.curator.foreign_code import contain_errors
+
 if TYPE_CHECKING:
     from apportion.tables.schema import Column
 
@@ -19,35 +21,51 @@ CellEncoder = Callable[[str], tuple[Inputs, str | None]]
 """The inputs that a cell becomes, and what is wrong with it."""
 
 
-def as_text(value: Any) -> str:
-    """A value as it would be written in a file: 1.0 as "1", because a library turns whole numbers into others when one is missing."""
+def as_text(value: Any, decimal: str = ".") -> str:
+    """A value as it would be written in a file: 1.0 as "1", because a library turns whole numbers into others when one is missing.
+
+    Args:
+        decimal: what stands before the fraction of a number in that file.
+    """
     if value is None:
         return ""
     if isinstance(value, str):
-        return value.strip()
-    try:
-        if isinstance(value, float) and value.is_integer():
-            return str(int(value))
+        return str.strip(value)
+    with contain_errors():  # whatever an object of a record does, the others are read
+        if isinstance(value, float):
+            return str(int(value)) if value.is_integer() else str(value).replace(".", decimal)
         return str(value).strip()
-    except Exception:  # whatever an object of a record does, the others are read
-        return ""
+    return ""
 
 
-def numeric_value(text: str) -> float | None:
+def number_reader(decimal: str = ".") -> Callable[[str], float]:
+    """The number that a text stands for; raises `ValueError` for other texts. With a decimal comma a point is no part of a number: it may
+    separate thousands."""
+
+    def read(text: str) -> float:
+        if "." in text:
+            raise ValueError
+        return float(text.replace(",", "."))
+
+    return float if decimal == "." else read
+
+
+def numeric_value(text: str, decimal: str = ".") -> float | None:
     """The number that a text stands for; `None` for other texts and NaN."""
     try:
-        number = float(text)
+        number = number_reader(decimal)(text)
     except ValueError:
         return None
     return None if math.isnan(number) else number
 
 
-def cell_encoder(column: Column) -> CellEncoder:
+def cell_encoder(column: Column, decimal: str = ".") -> CellEncoder:
     """How the cells of an input become numbers in [0, 1]."""
-    return _number_encoder(column) if column.range is not None else _category_encoder(column)
+    return _number_encoder(column, decimal) if column.range is not None else _category_encoder(column, decimal)
 
 
-def _number_encoder(column: Column) -> CellEncoder:
+def _number_encoder(column: Column, decimal: str) -> CellEncoder:
+    read = number_reader(decimal)
     assert column.range is not None
     low, high = column.range
     span = high - low
@@ -57,7 +75,7 @@ def _number_encoder(column: Column) -> CellEncoder:
 
     def encode(text: str) -> tuple[Inputs, str | None]:
         try:
-            number = float(text)
+            number = read(text)
         except ValueError:
             return middle, undeclared if text.lower() in EMPTY else NOT_A_NUMBER
         if low <= number <= high:
@@ -69,8 +87,8 @@ def _number_encoder(column: Column) -> CellEncoder:
     return encode
 
 
-def _category_encoder(column: Column) -> CellEncoder:
-    place = category_places(column)
+def _category_encoder(column: Column, decimal: str) -> CellEncoder:
+    place = category_places(column, decimal)
     count, told = len(column.categories or ()), (0.0,) if column.missing else ()
     vectors = [(*(float(j == one) for j in range(count)), *told) for one in range(count)]
     nothing = (*(0.0,) * count, *told)
@@ -88,30 +106,40 @@ def _category_encoder(column: Column) -> CellEncoder:
     return encode
 
 
-def category_places(column: Column) -> Callable[[str], int | None]:
-    """Where a text stands among the categories; "1.0" finds the category "1"."""
+def category_places(column: Column, decimal: str = ".") -> Callable[[str], int | None]:
+    """Where a text stands among the categories; "1.0" finds the category "1", and "True" that of two which is "1" or "true"."""
     texts = {text: place for place, text in enumerate(column.categories or ())}
     numbers = {number: place for text, place in texts.items() if (number := numeric_value(text)) is not None}
+    truths = _truth_places(texts)
 
     def find(text: str) -> int | None:
         found = texts.get(text)
-        if found is None and numbers and (number := numeric_value(text)) is not None:
-            return numbers.get(number)
-        return found
+        if found is None and numbers and (number := numeric_value(text, decimal)) is not None:
+            found = numbers.get(number)
+        return truths.get(text.lower()) if found is None and truths else found
 
     return find
+
+
+def _truth_places(texts: dict[str, int]) -> dict[str, int]:
+    """Where "true" and "false" stand, if the two categories are called so, in whatever letters, or 0 and 1."""
+    named = {text.lower(): place for text, place in texts.items()}
+    for false, true in (("false", "true"), ("0", "1")):
+        if len(texts) == 2 and set(named) == {false, true}:
+            return {"false": named[false], "true": named[true]}
+    return {}
 
 
 TargetEncoder = Callable[[str], tuple[float, str | None]]
 
 
-def target_encoder(column: Column) -> TargetEncoder:
+def target_encoder(column: Column, decimal: str = ".") -> TargetEncoder:
     """The class number of a target, −1 for no class; or the number scaled to [0, 1], NaN if it is none of the range.
 
     Such a record is not usable: it contributes nothing, like one whose gradient is not finite.
     """
     if column.range is None:
-        place = category_places(column)
+        place = category_places(column, decimal)
 
         def encode_class(text: str) -> tuple[float, str | None]:
             found = place(text)
@@ -120,11 +148,11 @@ def target_encoder(column: Column) -> TargetEncoder:
             return -1, MISSING if text.lower() in EMPTY else UNKNOWN
 
         return encode_class
-    low, high = column.range
+    (low, high), read = column.range, number_reader(decimal)
 
     def encode_number(text: str) -> tuple[float, str | None]:
         try:
-            number = float(text)
+            number = read(text)
         except ValueError:
             return math.nan, MISSING if text.lower() in EMPTY else NOT_A_NUMBER
         if low <= number <= high:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from array import array
 from collections import Counter
 from collections.abc import Mapping
@@ -15,13 +16,23 @@ from numpy.typing import NDArray
 
 from apportion import validate
 from apportion.errors import InvalidArgument
-from apportion.tables.cells import EMPTY, cell_encoder, target_encoder
+from apportion.tables.cells import (
+    EMPTY,
+    NOT_A_NUMBER,
+    OUT_OF_RANGE,
+    UNKNOWN,
+    cell_encoder,
+    numeric_value,
+    target_encoder,
+)
 from apportion.tables.schema import Column, Schema, require_schema
 from apportion.tables.table_files import Row, Table, Wanted, open_table
 
 FILE = Path("public") / "encoding.json"
 """Where a run folder keeps how tables are encoded for its model."""
 BROKEN_ROW = "a row with another number of fields than the header"
+BROKEN_CELLS = "a record none of whose numbers, or none of whose inputs, can be read"
+"""Such a record would be learned from made-up inputs; it is not usable, so that the noisy count of usable records tells of them."""
 _FORMAT = 1
 _SEPARATOR = "\x1f"
 
@@ -164,30 +175,40 @@ class Encoding:
         Raises:
             InvalidArgument: for the header and the format alone, whatever the records hold.
         """
-        wanted = Wanted((*self.inputs, self.target, *self._named), self.schema.ignore)
-        return self._encode(open_table(argument, source, wanted), argument)
+        wanted = Wanted((*self.inputs, self.target, *self._named), self.schema.ignore, self._named)
+        return self._encode(open_table(argument, source, wanted, self.schema.form)).or_unusable()
 
     def read_inputs(self, source: Any, argument: str = "data") -> EncodedTable:
         """The records of a table without targets, to be predicted. Target, unit and id may be there."""
         wanted = Wanted(tuple(self.inputs), (self.target, *self._named, *self.schema.ignore))
-        return self._encode(open_table(argument, source, wanted), argument)
+        return _require_records(self._encode(open_table(argument, source, wanted, self.schema.form)), argument, source)
 
     def read_public(self, source: Any, argument: str = "test") -> EncodedTable:
-        """The records of a table that is declared public: any value that breaks the schema is refused, with its place."""
-        wanted = Wanted((*self.inputs, self.target), (*self._named, *self.schema.ignore))
-        return self._encode(open_table(argument, source, wanted), argument, public=True)
+        """The records of a table that is declared public: a value that breaks the schema is refused, with its place.
 
-    def _encode(self, table: Table, argument: str, *, public: bool = False) -> EncodedTable:
+        A number outside of the range of an input is moved to its end, as in training, with a warning that says how many there were.
+        """
+        wanted = Wanted((*self.inputs, self.target), (*self._named, *self.schema.ignore))
+        table = open_table(argument, source, wanted, self.schema.form)
+        found = _require_records(self._encode(table, public=argument), argument, source)
+        if found.problems:
+            moved = ", ".join(f"{count} of {kind.partition(':')[0]!r}" for kind, count in found.problems.items())
+            warnings.warn(
+                f"{argument}={table.name!r}: values out of range were moved to its ends: {moved}", stacklevel=2
+            )
+        return found
+
+    def _encode(self, table: Table, *, public: str | None = None) -> EncodedTable:
+        """Encode the records. Of a table that is declared public, under the name that errors call it, wrong values are refused."""
         parts = _Parts(self, table.header)
         for record, row in enumerate(table.rows, start=1):
             faults = parts.add(row)
-            if public and faults:
-                column, kind = faults[0]
+            wrong = [one for one in faults if one[1] != OUT_OF_RANGE or one[0] == self.target]
+            if public is not None and wrong:
+                column, kind = wrong[0]
                 said = kind if column is None else f"the value of {column!r} is {kind}"
                 reason = f"it is declared public, and in record {record} {said}"
-                raise InvalidArgument(argument, table.name, reason, "Correct the file, or the schema")
-        if not parts.names:
-            raise InvalidArgument(argument, table.name, "it has a header and no records", "Name another file")
+                raise InvalidArgument(public, table.name, reason, "Correct the file, or the schema")
         return parts.finish()
 
     def to_dict(self) -> dict[str, Any]:
@@ -226,14 +247,24 @@ def read_encoding(folder: Path | str) -> tuple[Encoding, dict[str, Any]]:
         raise InvalidArgument("run", str(path), f"it is damaged: {line}", "Restore it from a backup") from None
 
 
+def _require_records(found: EncodedTable, argument: str, source: Any) -> EncodedTable:
+    """Refuse a table without any: not of private records to be trained on, where one of them must not be seen."""
+    if not len(found.inputs):
+        shown = str(source) if isinstance(source, (str, Path)) else type(source).__name__
+        raise InvalidArgument(argument, shown, "it has a header and no records", "Name another file")
+    return found
+
+
 class _Parts:
     """The records of a table, one after the other."""
 
     def __init__(self, encoding: Encoding, header: tuple[str, ...]):
         self._encoding, places = encoding, {name: place for place, name in enumerate(header)}
-        self._cells = [(name, places[name], cell_encoder(column)) for name, column in encoding.inputs.items()]
+        decimal = encoding.schema.decimal
+        self._cells = [(name, places[name], cell_encoder(column, decimal)) for name, column in encoding.inputs.items()]
+        self._numbers = sum(column.range is not None for column in encoding.inputs.values())
         self._target = places.get(encoding.target)
-        self._encode_target = target_encoder(encoding.schema.columns[encoding.target])
+        self._encode_target = target_encoder(encoding.schema.columns[encoding.target], decimal)
         self._unit, self._id = (places.get(name or "") for name in (encoding.schema.unit, encoding.schema.id))
         self._contents = [places[name] for name in encoding.schema.columns if name in places]
         self._inputs, self._targets = array("f"), array("d")
@@ -252,20 +283,28 @@ class _Parts:
             self._inputs.extend(numbers)
             if fault is not None and row is not None:
                 faults.append((name, fault))
+        unreadable = self._is_unreadable([kind for _, kind in faults])
         if self._target is not None:
-            number, fault = self._encode_target(texts[self._target])
+            number, fault = self._encode_target("" if unreadable else texts[self._target])
             self._targets.append(number)
-            if fault is not None and row is not None:
+            if fault is not None and row is not None and not unreadable:
                 faults.append((self._encoding.target, fault))
+        if unreadable:
+            faults.append((None, BROKEN_CELLS))
         self._name(texts)
-        self._broken.append(row is None)
+        self._broken.append(row is None or unreadable)
         for column, kind in faults:
             self._problems[kind if column is None else f"{column}: {kind}"] += 1
         return faults
 
+    def _is_unreadable(self, kinds: list[str]) -> bool:
+        """Whether none of the numbers of a record is one, or none of its inputs is anything that was declared."""
+        not_numbers, unknown = kinds.count(NOT_A_NUMBER), kinds.count(UNKNOWN)
+        return 0 < self._numbers == not_numbers or not_numbers + unknown == len(self._cells)
+
     def _name(self, texts: tuple[str, ...]) -> None:
         own = "" if self._id is None else _present(texts[self._id])
-        contents = (_present(texts[place]) for place in self._contents)
+        contents = (_canonical(_present(texts[place])) for place in self._contents)
         self.names.append(f"id {own}" if own else "is " + _SEPARATOR.join(contents))
         if self._unit is not None:
             self._owners.append(_present(texts[self._unit]) or None)
@@ -282,13 +321,24 @@ class _Parts:
         inputs = np.frombuffer(self._inputs, dtype=np.float32).reshape(-1, self._encoding.width).copy()
         owners = None if self._unit is None else tuple(self._owners)
         return EncodedTable(
-            inputs, targets, tuple(self.names), owners, np.array(self._broken), dict(sorted(self._problems.items()))
+            inputs,
+            targets,
+            tuple(self.names),
+            owners,
+            np.array(self._broken, dtype=bool),
+            dict(sorted(self._problems.items())),
         )
 
 
 def _present(text: str) -> str:
     """The text, or none for all that stand for no value: which of them a library writes may depend on other records."""
     return "" if text.lower() in EMPTY else text
+
+
+def _canonical(text: str) -> str:
+    """A number in one form, whatever type a library gave to its column because of other records."""
+    number = numeric_value(text)
+    return text if number is None else repr(number)
 
 
 def records(data: Any, schema: Schema | Path | str, *, target: str) -> tuple[Floats, Targets]:
@@ -302,8 +352,9 @@ def records(data: Any, schema: Schema | Path | str, *, target: str) -> tuple[Flo
     | any other text | a vector of zeros | not usable: class −1 |
     | none, NaN, or no number | the middle of the range, or zeros; with `missing` also a 1 | not usable |
 
-    A record whose target is not usable contributes nothing. Nothing is said about such records: `Encoding.read` counts them, for the owner
-    of the data.
+    A record none of whose numbers is one, or all of whose inputs are no numbers or unknown categories, is not usable either.
+    Such a record, and one whose target is not usable, contributes nothing. Nothing is said about them: `Encoding.read` counts them, for the
+    owner of the data.
 
     Args:
         data: the path of a CSV or Parquet file, or a pandas or polars frame. A record of a CSV file is a line.

@@ -1,6 +1,8 @@
 """What the columns of a table may hold, declared in a file or in Python: never read from the private records.
 
 unit = "patient"                     # whose each record is, for a guarantee for users
+decimal = ","                        # 3,5 instead of 3.5
+encoding = "latin-1"                 # of a CSV file that is not UTF-8
 id = "visit"                         # names a record, to decide whether it is held out; otherwise its contents do
 ignore = ["remarks"]                 # columns of the file that are not used
 loss.weights = { ill = 4, well = 1 } # of the classes of the target, where they are not equally frequent
@@ -30,7 +32,9 @@ from typing import Any
 from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.tables.cells import as_text, numeric_value
+from apportion.tables.table_files import ENCODINGS, USUAL, TableForm
 
+_SETTINGS = ("unit", "id", "ignore", "decimal", "encoding")
 _EXAMPLE = 'Try range = [0, 100], or categories = ["a", "b"]'
 _LARGEST = 1e300
 """Ends of ranges are smaller, so that their difference is a number."""
@@ -92,6 +96,8 @@ class Schema:
         id: a column that names a record, by which it is decided whether it is held out; without one its contents decide.
         ignore: columns of the file that are not used.
         weights: of the classes of the target in the loss, 1 for those that are not named.
+        decimal: what stands before the fraction of a number that is written as text: "." or ",".
+        encoding: of a CSV file: "utf-8", "latin-1", "iso-8859-15", "cp1250", "cp1251" or "cp1252".
 
     Examples:
         >>> import apportion as ap
@@ -109,11 +115,15 @@ class Schema:
     id: str | None = None
     ignore: tuple[str, ...] = ()
     weights: Mapping[str, float] = field(default_factory=dict)
+    decimal: str = "."
+    encoding: str = "utf-8"
 
     def __post_init__(self) -> None:
         columns = {_read_name(name): _read_column(name, column) for name, column in _mapping("columns", self.columns)}
         if not columns:
             raise InvalidArgument("schema.columns", "none", "a table has columns", "Write [columns.age] and others")
+        validate.known("schema.decimal", self.decimal, (".", ","), "it stands before the fraction of a number")
+        validate.known("schema.encoding", self.encoding, ENCODINGS, "CSV files are not read in it")
         named = {role: getattr(self, role) for role in ("unit", "id") if getattr(self, role) is not None}
         for role, name in named.items():
             if not isinstance(name, str) or not name:
@@ -153,7 +163,7 @@ class Schema:
         """From what a TOML or JSON file holds."""
         known = {**dict(_mapping("", values))}
         for name in known:
-            validate.known("schema", name, ("columns", "unit", "id", "ignore", "loss"), "there is no such setting")
+            validate.known("schema", name, (*_SETTINGS, "columns", "loss"), "there is no such setting")
         loss = dict(_mapping("loss", known.pop("loss", {})))
         for name in loss:
             validate.known("schema.loss", name, ("weights",), "there is no such setting")
@@ -165,8 +175,15 @@ class Schema:
         """The same as plain values, for a file."""
         named = {role: getattr(self, role) for role in ("unit", "id") if getattr(self, role) is not None}
         content: dict[str, Any] = named | ({"ignore": list(self.ignore)} if self.ignore else {})
+        written = {"decimal": self.decimal, "encoding": self.encoding}
+        content |= {name: value for name, value in written.items() if value != getattr(USUAL, name)}
         content |= {"loss": {"weights": dict(self.weights)}} if self.weights else {}
         return content | {"columns": {name: column.to_dict() for name, column in self.columns.items()}}
+
+    @property
+    def form(self) -> TableForm:
+        """How its files are written."""
+        return TableForm(self.decimal, self.encoding)
 
     def to_toml(self) -> str:
         """The text of a file that `read` takes."""
@@ -216,9 +233,9 @@ def _read_column(name: Any, column: Any) -> Column:
     if not isinstance(column, Mapping):
         raise InvalidArgument(place, validate.shown(column), "it does not say what the column holds", _EXAMPLE)
     for key in column:
-        if key in ("unit", "id", "ignore"):
+        if key in _SETTINGS:
             reason = "that is said once for the table, not in a column"
-            raise InvalidArgument(place, key, reason, f"Write {key} above the columns, with the column's name")
+            raise InvalidArgument(place, key, reason, f"Write {key} above the columns")
         validate.known(place, key, ("range", "categories", "missing"), "there is no such setting")
     try:
         return Column(**column)

@@ -151,7 +151,7 @@ def in_words(facts: dict[str, Any]) -> str:
     """The guarantee in two sentences."""
     factor = math.exp(min(facts["epsilon"], 700))
     text = (
-        f"Whatever is computed from the released model, the probability of any result changes by at most a factor "
+        f"Whatever is computed from the released model{_with_score(facts)}, the probability of any result changes by at most a factor "
         f"e^{_rounded_up(facts['epsilon'])}, about {factor:.3g} (plus δ = {facts['delta']:g}), when one {facts['unit']} is added to the "
         f"training data or removed from it. This held for all {facts['steps_taken']} steps taken, each draw on a fresh Poisson batch "
         f"with sampling rate {facts['sample_rate']:.4g}."
@@ -164,6 +164,10 @@ def in_words(facts: dict[str, Any]) -> str:
     if not facts["private"]:
         return f"NOT PRIVATE: {facts['why_not_private']}. With secret randomness the same run would promise: {text}"
     return text
+
+
+def _with_score(facts: dict[str, Any]) -> str:
+    return " and the score of held-out records" if facts.get("holdout") else ""
 
 
 def _rounded_up(epsilon: float) -> str:
@@ -179,7 +183,7 @@ def as_markdown(facts: dict[str, Any]) -> str:
         lines += [f"| written | {facts['written']} |", f"| sha256 of weights.safetensors | {facts['weights_sha256']} |"]
     rows = {
         "ε (guarantee)": f"{facts['epsilon']:.4f}, of a budget of {facts['target_epsilon']:g}",
-        "ε of the steps taken": f"{facts['epsilon_spent']:.4f}",
+        f"ε of the steps taken{_with_score(facts)}": f"{facts['epsilon_spent']:.4f}",
         "δ": f"{facts['delta']:g}",
         "unit of privacy": facts["unit"],
         "neighbouring data sets": facts["neighbours"],
@@ -206,10 +210,15 @@ def as_markdown(facts: dict[str, Any]) -> str:
     if users := facts.get("users"):
         rows["records of a user"] = users["rule"] + ("" if users["k_max"] is None else f"; k_max = {users['k_max']}")
     if held := facts.get("holdout"):
-        rows["score of held-out records"] = (
-            f"one noisy number about {held['fraction']:.3g} of the records, for ε = {held['epsilon']:g} besides: model and score together "
-            f"have ε = {facts['epsilon'] + held['epsilon']:.4f}"
-        )
+        parts = " + ".join(f"{epsilon:.4f} ({name})" for name, epsilon in facts["parts"].items())
+        rows["parts of ε (guarantee)"] = f"{parts}: they add up"
+        rows["score of held-out records"] = f"one noisy number about {held['fraction']:.3g} of the records, asked once"
+        if held.get("useful"):
+            rows[f"noisy held-out {held['metric']}"] = (
+                f"{held['value']:.4f} ± {held['standard_error']:.4f} (standard error)"
+            )
+        elif held.get("standard_error") is not None:
+            rows[f"noisy held-out {held['metric']}"] = f"no score: its standard error is {held['standard_error']:.4f}"
     lines += [f"| {key} | {value} |" for key, value in rows.items()]
     if groups := facts.get("groups"):
         lines += [
