@@ -30,7 +30,7 @@ SHORT_LIST = ("non-private", "abadi", "default")
 """What is compared if nobody says."""
 
 
-class Options(options.Table, options.Scoring, options.Training):
+class Options(options.Table, options.Scoring, options.Featured, options.Training):
     """What is said about an experiment, instead of a file or beside it."""
 
     recipe: list[str] = option("Repeatable: names from `apportion recipes`.", "non-private, abadi, default")

@@ -17,6 +17,7 @@ from torch.utils.data import Subset
 
 from apportion.budget import Public
 from apportion.compare.experiment import Experiment, RecipeChoice
+from apportion.compare.feature_subject import on_features
 from apportion.compare.prediction import save_encoding
 from apportion.compare.resolve import Subject, resolve
 from apportion.compare.table_models import in_units
@@ -69,6 +70,7 @@ def compare(
     if ledger is not None:
         require_chargeable(experiment)
     subject = resolve(experiment.data, experiment.model, data_dir, experiment.table)
+    subject = on_features(experiment, subject, data_dir)
     if subject.table is not None and subject.test is None:
         reason = "there is nothing to compare by: no public records were named to measure on"
         raise InvalidArgument("test", None, reason, "Pass --test public.csv")
