@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from apportion.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from apportion import accounting, audit, data, integrations, sklearn, statistics, tables, teachers
+    from apportion import accounting, audit, data, features, integrations, sklearn, statistics, tables, teachers
     from apportion.accounting.accountant import PrivacyLossAccountant
     from apportion.accounting.ledger import Ledger
     from apportion.advice.epsilon_candidates import advise
@@ -147,6 +147,7 @@ __all__ = [
     "cite",
     "clip",
     "data",
+    "features",
     "fix",
     "integrations",
     "load",
@@ -193,6 +194,7 @@ __getattr__, __dir__ = lazy_names(
         "curator.views": ("Flip", "Shift", "augment"),
         "domain": ("Domain",),
         "execution": ("Execution",),
+        "features": (".",),
         "integrations": (".",),
         "models.check": ("check",),
         "models.fix": ("fix",),

@@ -17,6 +17,7 @@ from torch.utils.data import Subset
 
 from apportion.budget import Public
 from apportion.compare.experiment import Experiment, RecipeChoice
+from apportion.compare.feature_prediction import save_features
 from apportion.compare.feature_subject import on_features
 from apportion.compare.prediction import save_encoding
 from apportion.compare.resolve import Subject, resolve
@@ -142,6 +143,7 @@ def run_recipe(
         result = replace(result, details={**result.details, "folder": None if folder is None else str(folder)})
         if folder is not None:
             save_encoding(folder, subject, setup.recipe, choice.activation or experiment.activation)
+            save_features(folder, experiment, subject, setup.recipe, choice.activation or experiment.activation)
     else:
         result = _train_without_privacy(setup)
     result = replace(result, seconds=round(time.perf_counter() - started, 3))
@@ -179,6 +181,8 @@ def _set_up(experiment: Experiment, choice: RecipeChoice, subject: Subject, seed
     stop = experiment.stopping()
     require_stoppable(stop, evaluation)
     settings = {"activation": activation, "lr": lr, "optimizer": optimizer, "momentum": momentum}
+    if subject.extractor is not None:
+        settings["features"] = subject.extractor.describe() | {"public": subject.extractor.features.public}
     settings |= experiment.describe_loss() | (
         Measure(metric.name, metric.better).to_json() if subject.test is not None else {}
     )

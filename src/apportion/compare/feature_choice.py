@@ -56,6 +56,10 @@ class FeatureChoice(BaseModel):
             found = find_own("features", self.kind)
             if not isinstance(found, type) and not self.settings:
                 return require_feature_map(found)
+            if not isinstance(found, type) or not (hasattr(found, "build") and hasattr(found, "public")):
+                # only a feature map is called: a file must not choose what else is run, as `os:system` would be
+                reason = "it is no class with the statement `public` and the method `build(shape)`"
+                raise InvalidArgument("features", self.kind, reason, "Name a class of feature maps")
         else:
             reason = "there is no such feature map; module:Class names one of your own"
             found = getattr(features, _KINDS[validate.known("features", self.kind, _KINDS, reason)])
