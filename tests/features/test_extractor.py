@@ -58,7 +58,9 @@ class Branching(nn.Module):
 BATCH_STATISTICS = nn.BatchNorm2d(1, track_running_stats=False)
 
 
-@pytest.mark.parametrize("module", [Centred(), Counting(), Remembering(), Dropping(), Stuck(), BATCH_STATISTICS], ids=str)
+@pytest.mark.parametrize(
+    "module", [Centred(), Counting(), Remembering(), Dropping(), Stuck(), BATCH_STATISTICS], ids=str
+)
 def test_a_map_that_mixes_records_or_is_not_fixed_is_refused(module):
     with pytest.raises(ap.InvalidArgument, match="features"):
         Extractor(Pretrained(module, public=STATED), (1, 4, 4), norm=None)  # which could hide it

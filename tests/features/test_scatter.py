@@ -20,7 +20,8 @@ def build(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_computes_what_the_published_implementation_does(name):
-    """That one writes 3.1415 for π in each of up to three filters, and of signals it averages where filters are thinned out, which divides by 2^(sum of levels)."""
+    """That one writes 3.1415 for π in each of up to three filters. Of signals it takes means where filters are thinned out, and not sums,
+    which divides features by 2^(sum of levels)."""
     inputs, expected = (torch.from_numpy(VECTORS[f"{name}: {what}"]) for what in ("inputs", "features"))
     if f"{name}: levels" in VECTORS.files:
         factors = torch.from_numpy(2 ** VECTORS[f"{name}: levels"].sum(1)).float()

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a run that was trained on a table, or with --features.")],
-    data: Annotated[Path, typer.Argument(help="A CSV or Parquet file with new records, which need not have the target; with features a .npy file.")],
+    data: Annotated[
+        Path,
+        typer.Argument(
+            help="A CSV or Parquet file with new records, without a target or with it; for features a .npy file."
+        ),
+    ],
     out: Annotated[Path | None, option("A CSV file for the predictions.", "standard output")] = None,
     as_json: options.Json = False,
 ) -> None:

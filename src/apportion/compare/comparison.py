@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -180,7 +181,7 @@ def _set_up(experiment: Experiment, choice: RecipeChoice, subject: Subject, seed
     evaluation = choose_evaluation(subject.test, metric, experiment.evaluate_every, sampling)
     stop = experiment.stopping()
     require_stoppable(stop, evaluation)
-    settings = {"activation": activation, "lr": lr, "optimizer": optimizer, "momentum": momentum}
+    settings: dict[str, Any] = {"activation": activation, "lr": lr, "optimizer": optimizer, "momentum": momentum}
     if subject.extractor is not None:
         settings["features"] = subject.extractor.describe() | {"public": subject.extractor.features.public}
     settings |= experiment.describe_loss() | (

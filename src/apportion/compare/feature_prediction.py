@@ -50,6 +50,7 @@ class ArrayEncoding:
     dtype: torch.dtype
     outputs: int
     target = "class"
+    span = 1.0
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -72,7 +73,9 @@ class ArrayEncoding:
         return InputArray(inputs.to(self.dtype).numpy(), np.zeros(len(inputs), dtype=bool))
 
 
-def save_features(folder: Path, experiment: Experiment, subject: Subject, recipe: Recipe, activation: str | None) -> None:
+def save_features(
+    folder: Path, experiment: Experiment, subject: Subject, recipe: Recipe, activation: str | None
+) -> None:
     """Write into a run folder which features its model was trained on, and how it is built. All of it is public."""
     if subject.extractor is None or experiment.features is None:
         return

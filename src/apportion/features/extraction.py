@@ -93,7 +93,9 @@ def _compute(extractor: Extractor, records: Records, rows: Floats) -> None:
             members, inputs = piece.members.numpy(), piece.batch[0]
             if extractor.together:
                 _fill(extractor, state, inputs, members, rows, lacking)
-            for place in np.flatnonzero(lacking[members]):  # one by one; also where a record made all others of its piece fail
+            for place in np.flatnonzero(
+                lacking[members]
+            ):  # one by one; also where a record made all others of its piece fail
                 one = slice(place, place + 1)
                 _fill(extractor, state, inputs[one], members[one], rows, lacking)
         state.restore()

@@ -70,10 +70,11 @@ class Extractor(nn.Module):
         super().__init__()
         self.features, self.norm = require_feature_map(features), norm
         self.shape, self.dtype = tuple(shape), dtype
-        self.map = self.features.build(self.shape)
-        if not isinstance(self.map, nn.Module):
-            reason = f"its build returned a {type(self.map).__name__}"
+        found: Any = self.features.build(self.shape)
+        if not isinstance(found, nn.Module):
+            reason = f"its build returned a {type(found).__name__}"
             raise InvalidArgument("features", self._kind, reason, "Return a torch.nn.Module")
+        self.map = found
         self.requires_grad_(False).eval()
         self.together = self._vet()
         self.width = int(self(self._example[None]).shape[1])
@@ -142,7 +143,7 @@ def require_feature_map(value: Any) -> FeatureMap:
     raise InvalidArgument("features", type(value).__name__, reason, "Pass apportion.features.Scatter()")
 
 
-def describe_map(features: FeatureMap) -> dict[str, Any]:
+def describe_map(features: Any) -> dict[str, Any]:
     """A feature map as data. A kind that is not ours is called `module:Class`."""
     kind = type(features)
     ours = kind.__module__.startswith("apportion.features.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,7 +116,7 @@ def _padded_length(length: int, width: float) -> int:
     tails = np.cumsum(impulse[::-1])[::-1]
     short = np.flatnonzero(tails <= _TAIL)
     reach = short[0] + 1 if len(short) else length // 2
-    return 2 ** int(min(np.ceil(np.log2(length + 6 * reach)), np.floor(np.log2(3 * length - 2))))
+    return int(2 ** min(np.ceil(np.log2(length + 6 * reach)), np.floor(np.log2(3 * length - 2))))
 
 
 def _signal_filter(size: int, width: float, frequency: float = 0.0) -> Floats:
@@ -165,6 +166,6 @@ def _morlet(padded: list[int], sigma: float, turn: float, frequency: float, slan
     return np.asarray(np.fft.fft2(wave - wave.sum() / smooth.sum() * smooth).real)
 
 
-def _wrap(values: NDArray[np.complex128], padded: list[int]) -> NDArray[np.complex128]:
+def _wrap(values: NDArray[Any], padded: list[int]) -> NDArray[Any]:
     rows, columns = padded
     return np.asarray(values.reshape(5, rows, 5, columns).sum((0, 2)))

@@ -140,9 +140,9 @@ def _thinned(band: Band, level: int) -> np.ndarray:
 
 
 def _cut(filters: np.ndarray, factor: int) -> np.ndarray:
-    """(wavelets, *sizes) → (factor on each axis, wavelets, *sizes/factor, 2): bands of frequencies, which the sum over them makes a mean; each
-    number twice, for the real and the imaginary part."""
-    count, *sizes = filters.shape
+    """(wavelets, *sizes) → (factor on each axis, wavelets, *sizes/factor, 2): bands of frequencies, divided so that their sum is a mean.
+    Each number stands there twice, for the real and the imaginary part."""
+    sizes = filters.shape[1:]
     for axis in range(len(sizes)):
         filters = np.moveaxis(np.stack(np.split(filters, factor, axis=1 + 2 * axis)), 0, axis)
     return np.repeat(filters[..., None], 2, axis=-1).astype(np.float32) / np.float32(factor ** len(sizes))
