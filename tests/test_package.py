@@ -25,6 +25,7 @@ PARTS = (
     "audit",
     "clip",
     "data",
+    "features",
     "integrations",
     "noise",
     "people",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from apportion.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from apportion import accounting, audit, data, integrations, sklearn, statistics, tables, teachers
+    from apportion import accounting, audit, data, features, integrations, sklearn, statistics, tables, teachers
     from apportion.accounting.accountant import PrivacyLossAccountant
     from apportion.accounting.ledger import Ledger
     from apportion.advice.epsilon_candidates import advise
@@ -136,6 +136,7 @@ __all__ = [
     "cite",
     "clip",
     "data",
+    "features",
     "fix",
     "integrations",
     "load",
@@ -183,6 +184,7 @@ __getattr__, __dir__ = lazy_names(
         "domain": ("Domain",),
         "event": ("Event", "GroupFactors"),
         "execution": ("Execution",),
+        "features": (".",),
         "integrations": (".",),
         "models.check": ("check",),
         "models.fix": ("fix",),

@@ -51,6 +51,8 @@ VALID = {
         "0.1",
         "--patience",
         "1",
+        "--features",
+        "scatter",
     ),
     "compare": (
         *(*TRAINING, *BUDGET, "--recipe", "abadi", "--clip", "Decay", "--patience", "2", "--evaluate-every", "1"),

@@ -46,7 +46,7 @@ _OTHER_FILES = (
 """Endings of files that somebody may expect, and not of folders."""
 
 
-class Options(options.Table, options.Scoring, options.Training):
+class Options(options.Table, options.Scoring, options.Featured, options.Training):
     """What is said about an experiment, instead of a file or beside it."""
 
     recipe: list[str] = option("Repeatable: names from `apportion recipes`.", "non-private, abadi, default")

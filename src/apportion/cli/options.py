@@ -60,6 +60,12 @@ class Subject:
     activation: str = option("relu or tanh, for a built-in model.", "the model's own")
 
 
+class Featured:
+    """What inputs go through before anything is trained."""
+
+    features: str = option("A public feature map that costs nothing: scatter, or your own module:Class.", "none")
+
+
 class Optimiser:
     """How a model is updated."""
 

@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="The folder of a run that was trained on a table.")],
-    data: Annotated[Path, typer.Argument(help="A CSV or Parquet file with new records; it need not have the target.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run that was trained on a table, or with --features.")],
+    data: Annotated[
+        Path,
+        typer.Argument(
+            help="A CSV or Parquet file with new records, without a target or with it; for features a .npy file."
+        ),
+    ],
     out: Annotated[Path | None, option("A new CSV file for the predictions.", "standard output")] = None,
     id_column: Annotated[
         str | None,
@@ -90,8 +95,15 @@ def _require_finished(run: Path) -> None:
 
 def _read_ids(predictor: Predictor, data: Path, column: str | None) -> tuple[str | None, list[str]]:
     """The column that names the records, and its cells."""
+    from apportion.tables.encoding import Encoding
     from apportion.tables.table_files import read_header, read_texts
 
+    if not isinstance(predictor.encoding, Encoding):
+        if column is not None:
+            raise InvalidArgument(
+                "id", column, "arrays have no columns", "Leave it out: predictions come in the order of the file"
+            )
+        return None, []
     schema = predictor.encoding.schema
     if column is None:
         header = read_header("data", data, schema.form)

@@ -35,7 +35,7 @@ _HOLDOUT_SHARE = 0.05
 """Of ε, for the score of held-out records, if nobody says."""
 
 
-class Options(options.Table, options.Scoring, options.Training):
+class Options(options.Table, options.Scoring, options.Featured, options.Training):
     """What is said about a new run; a resumed one knows it."""
 
     plan: Path = option("Execute this plan, written by `apportion plan --out`.")
@@ -218,11 +218,13 @@ def _describe_score(run: RunResult) -> str:
 def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: bool, resume: bool) -> None:
     """Train, new or resumed, and show what came of it."""
     from apportion.compare.comparison import collect_results, run_recipe
+    from apportion.compare.feature_subject import on_features
     from apportion.compare.held_out import ask_score, make_key, split_subject, with_score
     from apportion.planning import Plan
 
     experiment, plan = request.experiment, None if request.plan is None else Plan.from_json(request.plan)
     subject = resolve(experiment.data, experiment.model, data_dir, experiment.table)
+    subject = on_features(experiment, subject, data_dir)
     seed, holdout, held = experiment.seeds[0] if experiment.seeds else None, request.holdout, None
     if holdout is not None and plan is not None and not resume:
         holdout.require_room(request.ledger, plan)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from torch.utils.data import Subset
 
 from apportion.budget import Public
 from apportion.compare.experiment import Experiment, RecipeChoice
+from apportion.compare.feature_prediction import save_features
+from apportion.compare.feature_subject import on_features
 from apportion.compare.prediction import save_encoding
 from apportion.compare.resolve import Subject, resolve
 from apportion.compare.table_models import in_units
@@ -69,6 +72,7 @@ def compare(
     if ledger is not None:
         require_chargeable(experiment)
     subject = resolve(experiment.data, experiment.model, data_dir, experiment.table)
+    subject = on_features(experiment, subject, data_dir)
     if subject.table is not None and subject.test is None:
         reason = "there is nothing to compare by: no public records were named to measure on"
         raise InvalidArgument("test", None, reason, "Pass --test public.csv")
@@ -140,6 +144,7 @@ def run_recipe(
         result = replace(result, details={**result.details, "folder": None if folder is None else str(folder)})
         if folder is not None:
             save_encoding(folder, subject, setup.recipe, choice.activation or experiment.activation)
+            save_features(folder, experiment, subject, setup.recipe, choice.activation or experiment.activation)
     else:
         result = _train_without_privacy(setup)
     result = replace(result, seconds=round(time.perf_counter() - started, 3))
@@ -180,7 +185,9 @@ def _set_up(experiment: Experiment, choice: RecipeChoice, subject: Subject, seed
     evaluation = choose_evaluation(subject.test, metric, experiment.evaluate_every, sampling)
     stop = experiment.stopping()
     require_stoppable(stop, evaluation)
-    settings = {"activation": activation, "lr": lr, "optimizer": optimizer, "momentum": momentum}
+    settings: dict[str, Any] = {"activation": activation, "lr": lr, "optimizer": optimizer, "momentum": momentum}
+    if subject.extractor is not None:
+        settings["features"] = subject.extractor.describe() | {"public": subject.extractor.features.public}
     settings |= experiment.describe_loss() | (
         Measure(metric.name, metric.better).to_json() if subject.test is not None else {}
     )

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from apportion import validate
 from apportion.budget import Budget
+from apportion.compare.feature_choice import FeatureChoice
 from apportion.compare.people import KINDS, PeopleSettings
 from apportion.compare.resolve import call_own, find_own, is_own
 from apportion.compare.table_subject import TableChoice
@@ -116,12 +117,14 @@ class Experiment(PeopleSettings):
         count_usable: whether plans count usable records in their first steps.
         metric, evaluate_every: as of `apportion.train`; a metric may also be a person's own `module:function`.
         table: how `data` is read if it is a CSV or Parquet file.
+        features: the public feature map that inputs go through before anything is trained.
         patience, min_delta: as of `apportion.EarlyStopping`; without a patience all steps are taken.
     """
 
     title: str = "Comparison"
     data: str
     table: TableChoice | None = None
+    features: FeatureChoice | None = None
     model: str | None = None
     activation: str | None = None
     recipe: tuple[RecipeChoice, ...] = ()

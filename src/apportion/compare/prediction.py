@@ -1,4 +1,4 @@
-"""A trained model with the encoding that it was trained with, read from a run folder: what predicts new records."""
+"""A trained model with the encoding, or the features, that it was trained with, read from a run folder: what predicts new records."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from apportion.compare.feature_prediction import FILE as FEATURES
+from apportion.compare.feature_prediction import ArrayEncoding, output_count, read_features
 from apportion.curator.foreign_code import contain_errors, watch_signals
 from apportion.curator.gradients.module_state import ModuleState
 from apportion.errors import InvalidArgument
@@ -29,14 +31,14 @@ WEIGHTS = (Path("public") / "averaged.safetensors", Path("public") / "weights.sa
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A trained model and how tables are encoded for it: what `apportion.load` gives back.
+    """A trained model and how new records are read for it: what `apportion.load` gives back.
 
     Args:
-        encoding: the schema and the target.
-        model: with the trained weights, ready to predict.
+        encoding: of a table the schema and the target; of a model on features the shape of its inputs.
+        model: with the trained weights, ready to predict; a model on features begins with these.
     """
 
-    encoding: Encoding
+    encoding: Encoding | ArrayEncoding
     model: nn.Module
 
     def outputs(self, data: Any) -> NDArray[np.float64]:
@@ -45,14 +47,15 @@ class Predictor:
         A record is never computed together with others: their number and order would move its last digits.
 
         Args:
-            data: the path of a CSV or Parquet file, or a pandas or polars frame. It need not have the target.
+            data: the path of a CSV or Parquet file, or a pandas or polars frame, which need not have the target; for a model on
+                features a .npy file, an array or a tensor.
         """
         found = self.encoding.read_inputs(data)
         answers = self.answer(found.inputs)
         answers[found.broken] = np.nan
         return answers
 
-    def answer(self, inputs: NDArray[np.float32]) -> NDArray[np.float64]:
+    def answer(self, inputs: NDArray[Any]) -> NDArray[np.float64]:
         """The model's outputs for encoded records, each alone: whatever the model keeps of a record does not reach the next, and one on
         which it fails has NaN and ends nothing."""
         answers = np.full((len(inputs), self.encoding.outputs), np.nan)
@@ -84,6 +87,7 @@ class Predictor:
         if (classes := self.encoding.classes) is not None:
             places = np.where(readable, np.nan_to_num(outputs).argmax(axis=1), -1)
             return [classes[place] if place >= 0 else None for place in places]
+        assert isinstance(self.encoding, Encoding)  # arrays have classes
         numbers = self.encoding.to_number(np.clip(outputs[:, 0], 0, 1))
         return [float(one) if there else None for one, there in zip(numbers, readable, strict=True)]
 
@@ -102,10 +106,11 @@ def save_encoding(folder: Path, subject: Subject, recipe: Recipe, activation: st
 
 
 def load(folder: Path | str, *, model: nn.Module | None = None) -> Predictor:
-    """The trained model of a run folder, with the encoding of its table, to predict new records.
+    """The trained model of a run folder, with the encoding of its table or with its features, to predict new records.
 
     Args:
-        folder: of a run of `apportion train --schema`; or of `apportion.train`, with the encoding saved by `Encoding.save(folder)`.
+        folder: of a run of `apportion train --schema` or `--features`; or of `apportion.train`, with the encoding saved by
+            `Encoding.save(folder)`.
         model: a fresh model of the same form, if the folder does not say how to build it. It gets the trained weights.
 
     Returns:
@@ -116,9 +121,25 @@ def load(folder: Path | str, *, model: nn.Module | None = None) -> Predictor:
     Examples:
         patients = apportion.load("runs/mlp-patients").predict("new.csv")
     """
+    if (Path(folder) / FEATURES).is_file():
+        return _load_on_features(Path(folder), model)
     encoding, built = read_encoding(folder)
     fresh = model if model is not None else _build(Path(folder), encoding, built)
-    path = next((Path(folder) / one for one in WEIGHTS if (Path(folder) / one).is_file()), None)
+    _load_weights(Path(folder), fresh, (encoding.width,), encoding.outputs)
+    return Predictor(encoding, fresh.eval())
+
+
+def _load_on_features(folder: Path, model: nn.Module | None) -> Predictor:
+    """A head behind its features, which are computed from new inputs as they were from those that it was trained on."""
+    extractor, head = read_features(folder, model)
+    encoding = ArrayEncoding(extractor.shape, extractor.dtype, output_count(extractor, head))
+    _load_weights(folder, head, (extractor.width,), encoding.outputs)
+    return Predictor(encoding, nn.Sequential(extractor, head).eval())
+
+
+def _load_weights(folder: Path, fresh: nn.Module, shape: tuple[int, ...], outputs: int) -> None:
+    """Put the weights of a finished run into a fresh model."""
+    path = next((folder / one for one in WEIGHTS if (folder / one).is_file()), None)
     if path is None:
         reason = "it holds no weights of a finished run"
         raise InvalidArgument("run", str(folder), reason, "Name the folder of a run that has ended")
@@ -126,8 +147,7 @@ def load(folder: Path | str, *, model: nn.Module | None = None) -> Predictor:
         weights = load_file(path)
     except (SafetensorError, OSError, ValueError):
         raise InvalidArgument("run", str(path), "its weights cannot be read", "Restore them from a backup") from None
-    _require_same_form(path, fresh, weights, encoding)
-    return Predictor(encoding, fresh.eval())
+    _require_same_form(path, fresh, weights, shape, outputs)
 
 
 def _build(folder: Path, encoding: Encoding, built: dict[str, Any]) -> nn.Module:
@@ -145,7 +165,9 @@ def _build(folder: Path, encoding: Encoding, built: dict[str, Any]) -> nn.Module
         raise InvalidArgument("run", str(folder), f"{FILE} is damaged", "Restore it from a backup") from None
 
 
-def _require_same_form(path: Path, model: nn.Module, weights: dict[str, torch.Tensor], encoding: Encoding) -> None:
+def _require_same_form(
+    path: Path, model: nn.Module, weights: dict[str, torch.Tensor], shape: tuple[int, ...], outputs: int
+) -> None:
     """Load the weights, or refuse those of another model."""
     try:
         lacking, unknown = model.load_state_dict(weights, strict=False)
@@ -153,9 +175,9 @@ def _require_same_form(path: Path, model: nn.Module, weights: dict[str, torch.Te
         if unknown or tied & set(lacking):
             raise RuntimeError
         with torch.no_grad():
-            found = model.eval()(torch.zeros(1, encoding.width)).shape
+            found = model.eval()(torch.zeros(1, *shape)).shape
     except (RuntimeError, TypeError, ValueError):
         found = None
-    if found is None or tuple(found) != (1, encoding.outputs):
+    if found is None or tuple(found) != (1, outputs):
         reason = "its weights are those of another model than the folder describes"
         raise InvalidArgument("run", str(path), reason, "Name the folder of a run that was not changed")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from apportion.compare.table_subject import TableChoice
+    from apportion.features.extractor import Extractor
     from apportion.tables.encoding import EncodedTable, Encoding
 
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 class Subject:
     """What is trained on what: data, and a way to build a fresh model, `build()` or `build(activation)`; who wrote each record, where that
     is known; which values records may have; and, secret, what was wrong with them when they were read. Of a table also how it is encoded,
-    and its records."""
+    and its records; of features what computed them."""
 
     data_name: str
     model_name: str
@@ -42,6 +43,7 @@ class Subject:
     problems: Mapping[str, int] = field(default_factory=dict)
     encoding: Encoding | None = None
     table: EncodedTable | None = None
+    extractor: Extractor | None = None
 
     @property
     def usable_train(self) -> Any:

@@ -219,8 +219,14 @@ def _norm(given: Arguments, tracer: RecordTracer, name: str) -> Places:
 
 @rule("native_batch_norm _native_batch_norm_legit native_batch_norm_backward")
 def _batch_norm(given: Arguments, tracer: RecordTracer, name: str) -> Places:
-    """Instance norm calls it with records among the channels, (1, B·c, …); running statistics would outlive the records."""
+    """Instance norm calls it with records among the channels, (1, B·c, …); running statistics would outlive the records, unless they are
+    only applied, as by a frozen map that is not trained."""
     place = broadcast_place([given.get("grad_out"), given["input"]], name)
+    fixed = [given.get(key) for key in ("running_mean", "running_var", "weight", "bias")]
+    if "grad_out" not in given and given.get("training") is False and place == FRONT and fixed[0] is not None:
+        if any(one is not None and place_of(one) is not None for one in fixed):
+            raise RecordsMayMix(name, "what is applied to a record belongs to others")
+        return [place, None, None]
     if place is None or place.dim != 1 or given.get("running_mean") is not None:
         raise RecordsMayMix(name, "it normalises over the records")
     row = Place(0, place.inner)

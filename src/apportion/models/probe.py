@@ -65,12 +65,27 @@ def probe_model(model: nn.Module, example: Tree) -> None:
     `example` is one record without a batch dimension. A tensor is passed as `model(x)`, a tuple or list as `model(*x)`, a
     dict as `model(**x)`, each with a batch dimension in front.
     """
-    subject = prepare_model(model)
+    _probe(prepare_model(model), example)
+
+
+def probe_fixed(model: nn.Module, example: Tree) -> None:
+    """As `probe_model`, of a model that is only applied, never trained: as it is in eval() mode, and without anything random."""
+    subject = copy_model(model).eval()
+    batch, outputs = _probe(subject, example)
+    if not trees_agree(run_model(subject, batch, seed=1), outputs):
+        raise UnsupportedModel(
+            "The output for the same records depends on random numbers, also in eval() mode. Remove what draws them."
+        )
+
+
+def _probe(subject: nn.Module, example: Tree) -> tuple[Tree, Tree]:
+    """Synthetic records and their outputs, which are each record's own."""
     state = _copy_state(subject)
     batch, outputs = find_runnable_batch("example", subject, example)
     _require_unchanged(state, subject, "model")
     _require_batch_dimension(outputs)
     _require_records_apart(subject, batch, outputs, example)
+    return batch, outputs
 
 
 def _require_records_apart(subject: nn.Module, batch: Tree, outputs: Tree, example: Tree) -> None:

@@ -30,7 +30,7 @@ from apportion.curator.gradients.engine import BuiltEngine, EngineChoice, build_
 from apportion.curator.gradients.fallback import output_kind
 from apportion.curator.gradients.losses import LossFunction
 from apportion.curator.gradients.one_pass import LayerCall, OnePass
-from apportion.curator.tree import map_tensors, tensor_leaves
+from apportion.curator.tree import call_model, map_tensors, tensor_leaves
 from apportion.models.check import copy_model
 from apportion.models.record_rules import apply_rule
 from apportion.models.record_tracer import FRONT, Path, Place, RecordsMayMix, RecordTracer, TracedTensor
@@ -169,6 +169,33 @@ def trace_engine(model: nn.Module, choice: EngineChoice, example: TraceExample) 
     if difference is not None:
         raise CannotTrace(difference, None)
     return paths[0]
+
+
+def trace_forward(model: nn.Module, inputs: Any) -> None:
+    """Trace B records, for two B, through the forward pass of a model that is not trained, in its present mode.
+
+    What it remembers from one batch to the next is not seen here: restore its state between them.
+
+    Raises:
+        CannotTrace: if records may mix, or if the model looks at how many there are.
+    """
+    paths = []
+    for records in _choose_primes(model, inputs):
+        subject = copy_model(model)
+        tracer = RecordTracer(records, apply_rule, model_device(subject))
+        tracer.hide_weights(subject)
+        batch = map_tensors(lambda leaf, tracer=tracer: tracer.trace_batch(leaf), inputs)
+        try:
+            with torch.no_grad(), tracer.run():
+                _require_front("an output of the model", call_model(subject, batch), tracer)
+        except Exception as error:  # records meet, a value is asked for, or it does not run on such tensors
+            raise CannotTrace(f"{type(error).__name__}: {error}".splitlines()[0], None) from error
+        if tracer.path.looks_at_count:
+            raise CannotTrace("it looks at the number of records", None)
+        paths.append(tracer.path)
+    difference = paths[0].find_difference(paths[1]) or paths[1].find_difference(paths[0])
+    if difference is not None:
+        raise CannotTrace(difference, None)
 
 
 def require_same_control_flow(
@@ -311,4 +338,4 @@ def _name_running_modules(engine: BuiltEngine, running: list[str]) -> Iterator[N
             hook.remove()
 
 
-__all__ = ["CannotTrace", "TraceExample", "require_same_control_flow", "trace_engine"]
+__all__ = ["CannotTrace", "TraceExample", "require_same_control_flow", "trace_engine", "trace_forward"]

@@ -1,0 +1,80 @@
+"""What an experiment says about features."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from apportion import validate
+from apportion.compare.resolve import find_own, is_own
+from apportion.errors import ApportionError, InvalidArgument
+
+if TYPE_CHECKING:
+    from apportion.features.extractor import FeatureMap
+    from apportion.features.feature_norms import GroupNorm
+
+_KINDS = {"scatter": "Scatter", "pretrained": "Pretrained"}
+_NORMS = ("group", "none")
+_OWN = ("kind", "norm", "groups", "settings")
+
+
+class FeatureChoice(BaseModel):
+    """A feature map by its name, and how features are normalised.
+
+    Args:
+        kind: "scatter", "pretrained", or a person's own `module:Class` or `module:object`.
+        norm: "group" or "none".
+        groups: of "group".
+        settings: of the map. In a file they stand beside the others: {kind = "scatter", scale = 3}.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: str
+    norm: str = "group"
+    groups: int | None = None
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        """A name alone is a map with its defaults; what is not ours is a setting of the map."""
+        if isinstance(value, str):
+            value = {"kind": value}
+        if not isinstance(value, dict) or "settings" in value:
+            return value
+        settings = {name: one for name, one in value.items() if name not in _OWN}
+        return {name: one for name, one in value.items() if name in _OWN} | {"settings": settings}
+
+    def build_map(self) -> FeatureMap:
+        """The map itself."""
+        from apportion import features
+        from apportion.features.extractor import require_feature_map
+
+        if is_own(self.kind):
+            found = find_own("features", self.kind)
+            if not isinstance(found, type) and not self.settings:
+                return require_feature_map(found)
+            if not isinstance(found, type) or not (hasattr(found, "build") and hasattr(found, "public")):
+                # only a feature map is called: a file must not choose what else is run, as `os:system` would be
+                reason = "it is no class with the statement `public` and the method `build(shape)`"
+                raise InvalidArgument("features", self.kind, reason, "Name a class of feature maps")
+        else:
+            reason = "there is no such feature map; module:Class names one of your own"
+            found = getattr(features, _KINDS[validate.known("features", self.kind, _KINDS, reason)])
+        try:
+            return require_feature_map(found(**self.settings))
+        except ApportionError:
+            raise
+        except Exception as error:
+            reason = f"it cannot be made of its settings: {type(error).__name__}: {error}"
+            raise InvalidArgument("features", self.kind, reason, "Correct its settings") from error
+
+    def build_norm(self) -> GroupNorm | None:
+        """The normalisation; `None` for none."""
+        from apportion.features.feature_norms import GroupNorm
+
+        if validate.known("features.norm", self.norm, _NORMS) == "none":
+            return None
+        return GroupNorm() if self.groups is None else GroupNorm(self.groups)

@@ -1,0 +1,29 @@
+"""Public features of private records: computed once, from each record alone, so that a small model learns from them at no privacy cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from apportion.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from apportion.features.extraction import extract
+    from apportion.features.extractor import Extractor, FeatureMap
+    from apportion.features.feature_head import linear_head
+    from apportion.features.feature_norms import GroupNorm
+    from apportion.features.pretrained import Pretrained
+    from apportion.features.scatter import Scatter
+
+__all__ = ["Extractor", "FeatureMap", "GroupNorm", "Pretrained", "Scatter", "extract", "linear_head"]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "extraction": ("extract",),
+        "extractor": ("Extractor", "FeatureMap"),
+        "feature_head": ("linear_head",),
+        "feature_norms": ("GroupNorm",),
+        "pretrained": ("Pretrained",),
+        "scatter": ("Scatter",),
+    },
+)

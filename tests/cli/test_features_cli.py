@@ -1,0 +1,177 @@
+"""Features on the command line and in files: trained on, kept, sent along with the run; and what is refused."""
+
+import importlib
+import json
+import stat
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import apportion as ap
+from apportion.compare.defaults import with_training_defaults
+from apportion.compare.feature_prediction import ArrayEncoding
+
+BUDGET = ("--epsilon", "3", "--delta", "1e-5", "--unit", "record", "--population", "1437")
+FAST = ("--steps", "3", "--sample-rate", "0.1")
+MAP = """
+from dataclasses import dataclass
+from torch import nn
+
+@dataclass(frozen=True)
+class Halves:
+    size: int = 2
+    public: str = "averages of neighbours"
+    def build(self, shape):
+        return nn.AvgPool2d(self.size)
+
+class Mixing(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+def network():
+    return nn.Sequential(nn.AvgPool2d(2), nn.Flatten())
+
+def mixing():
+    return Mixing()
+"""
+
+
+@pytest.fixture
+def place(apportion, tmp_path, monkeypatch):
+    monkeypatch.setenv("APPORTION_DATA", str(tmp_path / "data"))
+    (tmp_path / "own_maps.py").write_text(MAP)
+    return tmp_path
+
+
+def train(apportion, *more, out="run"):
+    code, printed, err = apportion("train", "--data", "digits", *BUDGET, *FAST, "--json", "--out", out, *more)
+    assert code == 0, err
+    return json.loads(printed.splitlines()[-1])
+
+
+def test_from_images_to_predictions_in_one_call(apportion, place):
+    run = train(apportion, "--features", "scatter")
+    assert run["epsilon"] <= 3
+    assert run["model"] == "scatter + linear"
+    assert run["features"]["public"] == "a formula; nothing in it was learned"
+    data = ap.data.load("digits").test.data
+    np.save("new.npy", data[0][:20].numpy())
+
+    code, out, err = apportion("predict", "run", "new.npy", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["classes"] == [str(number) for number in range(10)]
+    predictor = ap.load("run")
+    assert predictor.predict(data[0][:20]) == found["predictions"]
+    features, _ = ap.features.extract(predictor.model[0], (data[0][:20], data[1][:20]))
+    torch.testing.assert_close(torch.from_numpy(predictor.outputs("new.npy")).float(), predictor.model[1](features))
+    accuracy = np.mean([int(one) == int(truth) for one, truth in zip(predictor.predict(data[0]), data[1], strict=True)])
+    assert accuracy == pytest.approx(run["test_accuracy"])  # of the averaged weights
+    files = list((place / "data" / "features").iterdir())
+    assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o600, 0o600]  # beside the data, and secret
+    assert not list((place / "run" / "public").rglob("*.features"))
+
+
+def test_defaults_of_their_own():
+    said = {
+        "data": "mnist",
+        "features": "scatter",
+        "recipe": [{"name": "default"}, {"name": "abadi"}, {"name": "non-private"}],
+    }
+    found = with_training_defaults(said)
+    assert (found["sample_rate"], found["steps"], found["lr"], found["momentum"]) == (0.14, 280, 1.0, 0.9)
+    steadied = {"name": "default", "clip": {"ratio": 1.0}, "update": {"average": 0.98}}
+    assert found["recipe"][:2] == [steadied, {"name": "abadi"}]
+    assert (found["recipe"][2]["optimizer"], found["recipe"][2]["momentum"]) == ("adam", 0.0)
+    steadied = {"name": "default", "clip": {"ratio": 2.0}, "update": {"average": 0.5}}
+    own = {"lr": 0.2, "momentum": 0.5, "steps": 3, "batch_size": 9, "recipe": [steadied]}
+    assert with_training_defaults(said | own) == said | own
+    assert with_training_defaults(said | {"optimizer": "adam"}).get("momentum") is None
+    assert "momentum" not in with_training_defaults(said | {"features": None})
+
+
+def test_a_file_says_it_with_settings(apportion, place):
+    text = 'data = "digits"\nsteps = 2\nsample_rate = 0.1\nepsilon = 3\nrecipe = ["non-private", "abadi"]\n'
+    (place / "one.toml").write_text(text + '[features]\nkind = "scatter"\nscale = 1\nangles = 3\nnorm = "none"\n')
+    code, out, err = apportion("compare", "one.toml", "--json")
+    assert code == 0, err
+    for run in json.loads(out.splitlines()[-1])["runs"]:
+        assert run["features"]["map"] == {"kind": "scatter", "depth": 2, "angles": 3, "scale": 1}
+        assert run["features"]["norm"] is None
+        assert run["model"] == "scatter + linear"
+
+
+@pytest.mark.slow
+def test_maps_of_ones_own(apportion, place):
+    assert train(apportion, "--features", "own_maps:Halves")["features"]["map"]["size"] == 2
+    np.save("new.npy", np.zeros((2, 1, 8, 8), dtype=np.float32))
+    assert len(ap.load("run").predict("new.npy")) == 2
+    (place / "own_maps.py").write_text(MAP.replace("size: int = 2", "size: int = 4"))
+    importlib.reload(sys.modules["own_maps"])
+    with pytest.raises(ap.InvalidArgument, match="another way"):
+        ap.load("run")
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_its_features(apportion, place):
+    train(apportion, "--features", "scatter")
+    code, _, err = apportion("train", "--resume", "run")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("said", "word"),
+    [
+        (("--features", "scater"), "Did you mean"),
+        (("--features", "own_maps:network"), "build(shape)"),
+        (("--features", "own_maps:nothing"), "cannot be imported"),
+        (("--features", "os:system"), "build(shape)"),
+        (("--features", "pretrained"), "features"),
+        (("--features", "scatter", "--user-column", "3", "--unit", "user"), "user_column"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(apportion, place, said, word):
+    code, _, err = apportion("train", "--data", "digits", *BUDGET, *FAST, *said, "--out", "run")
+    assert code == 2
+    assert word.lower() in err.lower()
+    assert "Traceback" not in err
+    assert not (place / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("table", "word"),
+    [
+        ('{kind = "pretrained", source = "own_maps:network"}', "features.public"),
+        ('{kind = "pretrained", source = "own_maps:mixing", public = "none"}', "mixes records"),
+        ('{kind = "scatter", size = 3}', "settings"),
+        ('{kind = "scatter", norm = "batch"}', "features.norm"),
+        ("3", "features"),
+    ],
+)
+def test_what_a_file_must_not_say(apportion, place, table, word):
+    (place / "one.toml").write_text(f'data = "digits"\nepsilon = 3\nfeatures = {table}\n')
+    code, _, err = apportion("compare", "one.toml")
+    assert code == 2
+    assert word in err
+
+
+@pytest.mark.slow
+def test_public_weights_by_name(apportion, place):
+    text = 'data = "digits"\nepsilon = 3\nsteps = 2\nsample_rate = 0.1\nrecipe = ["abadi"]\n'
+    stated = 'features = {kind = "pretrained", source = "own_maps:network", public = "none were trained"}\n'
+    (place / "one.toml").write_text(text + stated)
+    code, _, err = apportion("compare", "one.toml")
+    assert code == 0, err
+    (folder,) = (place / "runs" / "one" / "runs").iterdir()
+    assert len(ap.load(folder).predict(np.zeros((3, 1, 8, 8), dtype=np.float32))) == 3
+
+
+@pytest.mark.parametrize(
+    "new", [np.zeros((2, 1, 9, 8), np.float32), np.zeros((2, 1, 8, 8), np.uint8), np.array(["a"], dtype=object)]
+)
+def test_new_inputs_of_another_form_are_refused(tmp_path, new):
+    np.save(tmp_path / "new.npy", new)
+    with pytest.raises(ap.InvalidArgument, match="data"):
+        ArrayEncoding((1, 8, 8), torch.float32, 10).read_inputs(tmp_path / "new.npy")
