@@ -175,3 +175,26 @@ def test_new_inputs_of_another_form_are_refused(tmp_path, new):
     np.save(tmp_path / "new.npy", new)
     with pytest.raises(ap.InvalidArgument, match="data"):
         ArrayEncoding((1, 8, 8), torch.float32, 10).read_inputs(tmp_path / "new.npy")
+
+
+def test_views_on_the_command_line_and_in_results(apportion):
+    assert train(apportion, "--views", "3 shift=1")["views"] == {"count": 3, "by": ["shift=1"]}
+
+
+@pytest.mark.parametrize(
+    ("views", "message"),
+    [
+        ("flip", "begins with the number of views"),
+        ("2 mixup", "one record of two"),
+        ("2 turn", "there is no such augmentation"),
+        ("2 shift=x", "not a number"),
+        ("0 flip", "at least 1"),
+        ("2", "without an augmentation"),
+        ("2 nowhere:function", "cannot be imported"),
+    ],
+)
+def test_views_that_cannot_be_made_are_refused(apportion, tmp_path, views, message):
+    code, _, err = apportion("train", "--data", "digits", *BUDGET, *FAST, "--views", views, "--out", "run")
+    assert code == 2
+    assert message in " ".join(err.split())
+    assert not (tmp_path / "run").exists()

@@ -56,7 +56,7 @@ VALID = {
     ),
     "compare": (
         *(*TRAINING, *BUDGET, "--recipe", "abadi", "--clip", "Decay", "--patience", "2", "--evaluate-every", "1"),
-        *("--ledger", "shared.sqlite", "--out", "new"),
+        *("--ledger", "shared.sqlite", "--out", "new", "--views", "2 flip"),
     ),
     "predict": ("table-run", "t.csv", "--out", "new.csv", "--id", "age"),
     "plan": (

@@ -23,6 +23,7 @@ from apportion.compare.feature_subject import on_features
 from apportion.compare.prediction import save_encoding
 from apportion.compare.resolve import Subject, resolve
 from apportion.compare.table_models import in_units
+from apportion.compare.view_choice import ViewChoice
 from apportion.curator.gradients.losses import LossFunction
 from apportion.curator.records import as_records
 from apportion.curator.tree import call_model, map_tensors
@@ -158,6 +159,7 @@ class _Setup:
     recipe: Recipe
     sampling: Sampling
     subject: Subject
+    views: ViewChoice | None
     model: nn.Module
     lr: float
     optimizer: str | OptimizerFactory
@@ -166,6 +168,10 @@ class _Setup:
     evaluation: Evaluation | None
     stop: EarlyStopping | None
     result: RunResult
+
+    def augmented(self, data: Any) -> Any:
+        """The data, with views of each record where there are some."""
+        return data if self.views is None else self.views.views_of(data)
 
 
 def _set_up(experiment: Experiment, choice: RecipeChoice, subject: Subject, seed: int | None, recipe: Recipe) -> _Setup:
@@ -188,6 +194,8 @@ def _set_up(experiment: Experiment, choice: RecipeChoice, subject: Subject, seed
     settings: dict[str, Any] = {"activation": activation, "lr": lr, "optimizer": optimizer, "momentum": momentum}
     if subject.extractor is not None:
         settings["features"] = subject.extractor.describe() | {"public": subject.extractor.features.public}
+    if experiment.views is not None:
+        settings["views"] = experiment.views.model_dump(mode="json")
     settings |= experiment.describe_loss() | (
         Measure(metric.name, metric.better).to_json() if subject.test is not None else {}
     )
@@ -201,7 +209,9 @@ def _set_up(experiment: Experiment, choice: RecipeChoice, subject: Subject, seed
         details=settings | {"lr_follows": choice.lr_follows, "clip": None, "noise": None, "update": None},
     )
     factory, execution = with_momentum(optimizer, momentum), Execution(micro_batch=experiment.micro_batch)
-    return _Setup(recipe, sampling, subject, model, lr, factory, execution, loss, evaluation, stop, result)
+    return _Setup(
+        recipe, sampling, subject, experiment.views, model, lr, factory, execution, loss, evaluation, stop, result
+    )
 
 
 def _train_without_privacy(setup: _Setup) -> RunResult:
@@ -212,7 +222,7 @@ def _train_without_privacy(setup: _Setup) -> RunResult:
     model, steps, evaluation = setup.model, setup.sampling.steps, setup.evaluation
     if evaluation is not None:
         require_measurable(model, evaluation.data, metric=evaluation.metric)
-    records = as_records(setup.subject.usable_train)
+    records = as_records(setup.augmented(setup.subject.usable_train))
     updates = build_optimizer(model, setup.optimizer, setup.lr)
     generator = np.random.default_rng(setup.result.seed)
     size = max(1, round(setup.sampling.expected_batch_size))
@@ -225,6 +235,10 @@ def _train_without_privacy(setup: _Setup) -> RunResult:
             order = np.concatenate([order, generator.permutation(len(records))])
         inputs, targets = records.batch(order[:size])
         order = order[size:]
+        if records.views is not None:
+            seeds, count = generator.integers(0, 2**64, size, dtype=np.uint64), records.views.count
+            inputs = records.views.of(inputs, seeds[: len(targets)])
+            targets = map_tensors(lambda tensor, count=count: tensor.repeat_interleave(count, 0), targets)
         updates.zero_grad()
         mean_loss(setup.loss, call_model(model, inputs), targets).backward()
         updates.step()
@@ -247,7 +261,7 @@ def _train_privately(
     log: Show | None,
 ) -> RunResult:
     known, probed = setup.result, {}
-    records = as_records(setup.subject.train)
+    records = as_records(setup.augmented(setup.subject.train))
     records.found = setup.subject.problems
     validated = isinstance(plan.noise, ValidatedNoise)
     validation, test = None, setup.subject.test

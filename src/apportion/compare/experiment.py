@@ -15,6 +15,7 @@ from apportion.compare.feature_choice import FeatureChoice
 from apportion.compare.people import KINDS, PeopleSettings
 from apportion.compare.resolve import call_own, find_own, is_own
 from apportion.compare.table_subject import TableChoice
+from apportion.compare.view_choice import ViewChoice
 from apportion.curator.gradients.losses import LossFunction
 from apportion.errors import InvalidArgument
 from apportion.execution import ACCUMULATION
@@ -118,6 +119,7 @@ class Experiment(PeopleSettings):
         metric, evaluate_every: as of `apportion.train`; a metric may also be a person's own `module:function`.
         table: how `data` is read if it is a CSV or Parquet file.
         features: the public feature map that inputs go through before anything is trained.
+        views: random views of each record whose gradients are averaged, such as "8 flip shift=4".
         patience, min_delta: as of `apportion.EarlyStopping`; without a patience all steps are taken.
     """
 
@@ -125,6 +127,7 @@ class Experiment(PeopleSettings):
     data: str
     table: TableChoice | None = None
     features: FeatureChoice | None = None
+    views: ViewChoice | None = None
     model: str | None = None
     activation: str | None = None
     recipe: tuple[RecipeChoice, ...] = ()

@@ -29,7 +29,8 @@ from apportion.errors import InvalidArgument
 from apportion.validate import Checked, at_least, checked, whole
 
 Seeds = NDArray[np.uint64]
-_MIXERS = ("mixup", "cutmix")
+MIXERS = ("mixup", "cutmix")
+MIXES = "it makes one record of two, so that each of them would move what the other contributes"
 _GOLDEN, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
@@ -146,9 +147,8 @@ class Views(Checked):
             raise InvalidArgument("by", (), reason, "Use by=[apportion.Flip(), apportion.Shift(4)]")
         for one in given:
             name = (getattr(one, "__name__", None) or type(one).__name__).lower()
-            if any(mixer in name.replace("_", "") for mixer in _MIXERS):
-                reason = "it makes one record of two, so that each of them would move what the other contributes"
-                raise InvalidArgument("by", name, reason, "Use augmentations of single records")
+            if any(mixer in name.replace("_", "") for mixer in MIXERS):
+                raise InvalidArgument("by", name, MIXES, "Use augmentations of single records")
             if not callable(one) and not isinstance(one, Augmentation):
                 reason = f"it is a {type(one).__name__}, which cannot be called"
                 raise InvalidArgument("by", validate.shown(one), reason, "Name a function of one record")
