@@ -13,7 +13,7 @@ from apportion.training import opening
 
 PROVED_ONCE = {
     *("cli", "compare", "fuzz", "report", "search", "teachers", "tuning"),
-    *("test_feedback_runs", "test_individual_runs", "test_people", "test_resume"),
+    *("test_feedback_runs", "test_individual_runs", "test_people", "test_resume", "test_sklearn"),
 }
 """Folders and modules of tests."""
 _prove, _proved = opening.choose_engine, {}

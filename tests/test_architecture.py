@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "features": CORE,
     "compare": CORE | {"data", "features", "reporting", "statistics", "tables", ""},
     "search": CORE | {"data", "compare", ""},
-    "sklearn": CORE,
+    "sklearn": CORE | {"tables"},
     "statistics": CORE,
     "advice": CORE | {"data", "reporting"},
     "tables": CORE | {"statistics"},

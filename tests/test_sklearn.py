@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.ensemble import BaggingClassifier
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -17,8 +19,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import apportion as ap
 from apportion.accounting.run_filter import GaussianRuns
-from apportion.errors import BudgetExhausted, InvalidArgument
+from apportion.errors import BudgetExhausted, InvalidArgument, UnusableRecords
 from apportion.sklearn import PrivateClassifier, PrivateRegressor
+from apportion.sklearn.private_rows import as_features, as_labels, as_targets, find_places
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(0, 10, size=(300, 3))
@@ -100,21 +103,95 @@ def with_value(value, at=(7, 1)):
 
 @pytest.mark.parametrize("kind", [classifier, regressor])
 def test_a_feature_outside_its_bounds_is_the_closer_end_and_nan_the_middle(kind):
-    ends = [weights(kind(), with_value(value)) for value in (10.0, 1e300, math.inf)]
-    assert all(torch.equal(one, ends[0]) for one in ends)
-    assert torch.equal(weights(kind(), with_value(-math.inf)), weights(kind(), with_value(0.0)))
-    assert torch.equal(weights(kind(), with_value(math.nan)), weights(kind(), with_value(5.0)))
-    assert not torch.equal(ends[0], weights(kind(), with_value(5.0)))
+    upper, middle = weights(kind(), with_value(10.0)), weights(kind(), with_value(5.0))
+    assert torch.equal(weights(kind(), with_value(math.inf)), upper)
+    assert torch.equal(weights(kind(), with_value(-1e300)), weights(kind(), with_value(0.0)))
+    assert torch.equal(weights(kind(), with_value(math.nan)), middle)
+    assert not torch.equal(upper, middle)
+
+
+class Hostile:
+    """A value that raises whatever is asked of it, and says whose it is."""
+
+    def __init__(self, error=ValueError):
+        self._error = error
+
+    def _raise(self, *_):
+        raise self._error("Anna, 44")
+
+    __hash__ = __eq__ = __float__ = __len__ = __iter__ = __array__ = __repr__ = _raise
+
+
+HOSTILE = [Hostile(), Hostile(SystemExit), Hostile(KeyboardInterrupt)]
 
 
 def test_a_label_that_nobody_declared_contributes_nothing_whatever_it_is():
     def labelled(value):
         return [value if place == 7 else label for place, label in enumerate(Y.tolist())]
 
-    found = [weights(classifier(), targets=labelled(value)) for value in ("lowest", math.nan, None, [1])]
-    assert all(torch.equal(one, found[0]) for one in found)
+    odd = ["lowest", math.nan, None, [1], *HOSTILE]
+    places = find_places(as_labels(None, [*odd, "low"]), {"low": 0, "high": 1})
+    assert places.tolist() == [-1] * len(odd) + [0]
+    left_out = weights(classifier(), targets=labelled(HOSTILE[0]))
+    assert torch.equal(left_out, weights(classifier(), targets=labelled("lowest")))
     for declared in ("low", "high"):
-        assert not torch.equal(found[0], weights(classifier(), targets=labelled(declared)))
+        assert not torch.equal(left_out, weights(classifier(), targets=labelled(declared)))
+
+
+def test_a_list_is_read_record_by_record():
+    """Whatever one record holds, the others are read, and nothing is raised or warned of."""
+    good = [1.0, 2, np.float32(3.0)]
+    missing = [[1, odd, 3] for odd in (None, "two", 10**400, [2], {}, *HOSTILE)]
+    broken = [None, "abc", 5, [1, 2], [1, 2, 3, 4], {"a": 1}, iter(()), np.zeros((3, 1)), *HOSTILE]
+    found = as_features(None, [good, *missing, *broken, (4, 5, 6)], 3)
+    np.testing.assert_array_equal(found[0], [1, 2, 3])
+    np.testing.assert_array_equal(found[-1], [4, 5, 6])
+    np.testing.assert_array_equal(found[1 : 1 + len(missing)], [[1, math.nan, 3]] * len(missing))
+    assert np.isnan(found[1 + len(missing) : -3]).all()
+    assert np.isnan(found[-1 - len(HOSTILE) : -1]).all()
+    np.testing.assert_array_equal(as_targets(None, [1, None, "x", 10**400, *HOSTILE, 2.5])[[0, -1]], [1, 2.5])
+    assert np.isnan(as_targets(None, [None, "x", 10**400, [1], *HOSTILE])).all()
+
+
+def test_a_list_is_as_an_array_and_a_broken_row_is_no_record():
+    each = {"bounds": ([0.0] * 3, [10.0] * 3)}
+    assert torch.equal(weights(classifier(**each), X.tolist(), Y.tolist()), weights(classifier()))
+    ragged, unlabelled = X.tolist(), Y.tolist()
+    ragged[7], unlabelled[7] = ragged[7][:-1], "?"
+    without = weights(classifier(**each), ragged)
+    assert torch.equal(without, weights(classifier(), targets=unlabelled))
+    assert not torch.equal(without, weights(classifier()))
+    assert classifier(**each).fit(ragged, Y).predict([[1, None, 3], None]).shape == (2,)
+    with pytest.raises(InvalidArgument, match="^X='list': a list does not say how many features"):
+        classifier().fit(X.tolist(), Y)
+
+
+@pytest.mark.parametrize("shape", [(-1,), (-1, 3, 1)])
+def test_no_error_shows_a_value(shape):
+    with pytest.raises(InvalidArgument, match=r"^X='array of float64': .*Reshape your data") as error:
+        classifier().fit(np.full(900, 123.25).reshape(shape), Y)
+    assert "123" not in str(error.value)
+    with pytest.raises(InvalidArgument, match="Complex data not supported") as error:
+        classifier().fit(X + 123.25j, Y)
+    assert "123" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "features", "targets"),
+    [
+        (classifier, np.full_like(X, math.nan), Y),
+        (classifier, 100 + X, Y),  # the bounds of something else
+        (regressor, X, 100 + COST),
+    ],
+)
+def test_a_run_without_usable_records_stops_and_says_so(kind, features, targets):
+    with pytest.raises(UnusableRecords, match=r"about \d% of the records can be used"):
+        kind().fit(features, targets)
+
+
+def test_a_run_with_few_usable_records_warns():
+    with pytest.warns(UserWarning, match="By a noisy count about"):
+        classifier().fit(np.where(np.arange(300)[:, None] < 145, math.nan, X), Y)
 
 
 def test_a_text_among_the_labels_of_a_list_leaves_the_others_what_they_are():
@@ -123,15 +200,16 @@ def test_a_text_among_the_labels_of_a_list_leaves_the_others_what_they_are():
     assert torch.equal(with_text, with_number)
 
 
-def test_a_target_outside_its_bounds_is_the_closer_end_and_nan_contributes_nothing():
+def test_a_record_contributes_nothing_if_its_target_or_all_its_features_break_the_bounds():
     def changed(value):
         targets = COST.copy()
         targets[7] = value
         return weights(regressor(), targets=targets)
 
-    assert torch.equal(changed(math.inf), changed(30.0))
-    assert torch.equal(changed(-5.0), changed(0.0))
-    assert not any(torch.equal(changed(math.nan), changed(value)) for value in (0.0, 15.0, 30.0))
+    without = changed(math.nan)
+    assert all(torch.equal(changed(value), without) for value in (math.inf, -0.01, 30.01))
+    assert all(torch.equal(weights(regressor(), with_value(value, 7)), without) for value in (math.nan, 10.01))
+    assert not any(torch.equal(changed(value), without) for value in (0.0, 15.0, 30.0))
 
 
 BAD = {
@@ -162,7 +240,11 @@ def test_what_does_not_hold_numbers_is_one_sentence(case, kind):
         ({"unit": "user"}, "^unit="),
         ({"model": "forest"}, "^model="),
         ({"model": torch.nn.Linear(3, 2)}, "^model='Linear'.*new model"),
-        ({"weights": [1, 2, 3]}, "loss.weights="),
+        ({"class_weight": [1, 2, 3]}, "^class_weight=.*2 classes"),
+        ({"class_weight": {"low": 1, "medium": 2}}, "^class_weight='medium'"),
+        ({"class_weight": {"low": 0}}, "loss.weights="),
+        ({"class_weight": "balanced"}, "^class_weight='balanced'.*exact counts"),
+        ({"schema": ap.tables.Schema({"a": {"range": (0, 1)}})}, "^bounds=.*schema declares them"),
         ({"public": True, "ledger": "x.sqlite"}, "^ledger="),
         ({"recipe": "nothing"}, "nothing"),
         ({"epsilon": -1.0}, "^epsilon="),
@@ -205,22 +287,67 @@ def test_nothing_is_charged_for_what_is_refused(tmp_path):
     assert (tmp_path / "books.sqlite").read_bytes() == before
 
 
-def test_cross_validation_is_for_records_that_were_declared_public():
-    with pytest.raises(ValueError, match="(?s)public=False.*held-out records"):
-        cross_val_score(classifier(), X, Y, cv=2)
-    pipeline = make_pipeline(FunctionTransformer(), classifier())
-    with pytest.raises(ValueError, match="(?s)public=False.*held-out records"):
-        GridSearchCV(pipeline, {"privateclassifier__lr": [1.0]}, cv=2).fit(X, Y)
+@pytest.mark.parametrize(
+    "refit",
+    [
+        lambda one: cross_val_score(one, X, Y, cv=2, error_score="raise"),
+        lambda one: GridSearchCV(
+            make_pipeline(FunctionTransformer(), one), {"privateclassifier__lr": [1.0]}, cv=2, error_score="raise"
+        ).fit(X, Y),
+        lambda one: CalibratedClassifierCV(one, cv=2).fit(X, Y),
+        lambda one: BaggingClassifier(one, n_estimators=2).fit(X, Y),
+    ],
+)
+def test_what_fits_on_parts_or_copies_of_the_records_is_for_public_ones(refit):
+    with pytest.raises(InvalidArgument, match="(?s)public=False: sklearn.*held-out records"):
+        refit(classifier())
+
+
+def test_public_records_are_cross_validated():
     assert cross_val_score(classifier(public=True, population=150), X, Y, cv=2).shape == (2,)
 
 
-def test_a_seed_makes_a_model_repeatable_and_says_that_it_is_not_private():
-    with pytest.warns(UserWarning, match="random_state=3 .* NOT private"):
-        fitted = classifier(random_state=3).fit(X, Y)
-    assert not fitted.private_
-    assert torch.equal(weights(classifier()), weights(classifier()))
-    first, second = (classifier().fit(X, Y).model_.weight for _ in range(2))
+def test_random_state_fixes_the_initial_weights_and_never_the_noise_on_private_records():
+    still = {"random_state": 3, "lr": 1e-30}
+    first, second = (classifier(**still).fit(X, Y) for _ in range(2))
+    assert torch.equal(first.model_.weight, second.model_.weight)
+    assert first.private_
+    assert first.epsilon_ <= 3
+    first, second = (classifier(random_state=3).fit(X, Y).model_.weight for _ in range(2))
     assert not torch.equal(first, second)
+    repeated = classifier(random_state=3, public=True).fit(X, Y)
+    assert not repeated.private_
+    assert repeated.epsilon_ == math.inf
+
+
+def test_weights_of_classes_are_declared_by_label_or_in_the_order_of_classes():
+    by_label = weights(classifier(class_weight={"low": 5}))
+    assert torch.equal(
+        by_label, weights(classifier(class_weight=[5, 1]))
+    )  # "low" was declared first, and is sorted last
+    assert not torch.equal(by_label, weights(classifier()))
+
+
+SCHEMA = ap.tables.Schema({"a": {"range": (0, 10)}, "sex": {"categories": ["m", "f"]}, "b": {"range": (0, 10)}})
+
+
+def test_a_schema_declares_the_columns_of_a_frame():
+    frame = pd.DataFrame({"a": X[:, 0], "sex": np.where(X[:, 1] > 5, "m", "f"), "b": X[:, 2]})
+    declared = {"bounds": None, "schema": SCHEMA, "steps": 20, "public": True, "random_state": 0}
+    fitted = pickle.loads(pickle.dumps(clone(classifier(**declared)).fit(frame, Y)))
+    assert fitted.feature_names_in_.tolist() == ["a", "sex", "b"]
+    assert fitted.model_.in_features == 4
+    assert fitted.score(frame, Y) > 0.8
+    odd = frame.astype(object)
+    odd.loc[7] = [Hostile(), None, "?"]
+    assert regressor(**declared).fit(odd, COST).predict(odd).shape == (300,)
+    with pytest.raises(InvalidArgument, match="^X='ndarray'.*named columns"):
+        classifier(**declared).fit(X, Y)
+    with pytest.raises(InvalidArgument, match="^X='DataFrame': its header lacks 'b'"):
+        fitted.predict(frame[["a", "sex"]])
+    weighted = ap.tables.Schema({"a": {"range": (0, 10)}}, weights={"low": 2})
+    with pytest.raises(InvalidArgument, match="class_weight"):
+        classifier(bounds=None, schema=weighted).fit(frame[["a"]], Y)
 
 
 def test_the_generator_of_torch_is_left_as_it_was():
@@ -271,6 +398,7 @@ EXPECTED = {
         "check_classifiers_regression_target": NO_ERROR,
         "check_classifiers_classes": OTHERS,
         "check_classifiers_train": OTHERS,
+        "check_class_weight_classifiers": OTHERS,
     },
     "PrivateRegressor": {"check_dtype_object": BY_TYPE, "check_supervised_y_no_nan": NO_ERROR},
 }

@@ -1,69 +1,31 @@
-"""From features and targets to tensors by what was declared of them.
+"""What scikit-learn's own estimators read from the records is declared here: bounds of features and targets, classes, weights, columns.
 
-What scikit-learn's own estimators read from the records is declared here: the bounds of features and targets, the classes, the number of
-records. A value that breaks what was declared changes no output and no error:
+A value that breaks what was declared changes no output and no error:
 
-| private value                    | what becomes of it                                                    |
-|----------------------------------|-----------------------------------------------------------------------|
-| a feature outside its bounds     | moved to the closer end                                               |
-| a feature that is NaN            | taken for the middle of its bounds                                    |
-| a label that is not in `classes` | the record contributes nothing                                        |
-| a target outside its bounds      | moved to the closer end; NaN: the record contributes nothing          |
+| private value                                | what becomes of it                     |
+|----------------------------------------------|----------------------------------------|
+| a feature outside its bounds                 | moved to the closer end                |
+| a feature that is NaN                        | taken for the middle of its bounds     |
+| a record without a feature within its bounds | it contributes nothing                 |
+| a label that is not in `classes`             | the record contributes nothing         |
+| a target that is NaN or outside its bounds   | the record contributes nothing         |
 
-Only types, shapes and names of columns are ever refused: they are taken to be public. The fitted estimator holds the released weights
-and no record, so that it can be pickled and published.
+So wrong bounds or classes are seen in the noisy count of usable records. With a schema, features are encoded as `apportion.tables` does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils import check_array, column_or_1d
 
 from apportion import validate
 from apportion.errors import InvalidArgument
-
-Floats = NDArray[np.float64]
-
-
-def as_features(estimator: Any, X: Any) -> Floats:
-    """Rows of numbers. Refused by its type and shape only: whatever the values are, there is no error."""
-    found = check_array(_from_frame(X), dtype=None, ensure_all_finite=False, estimator=estimator, input_name="X")
-    return require_numbers("X", found)
-
-
-def _from_frame(X: Any) -> Any:
-    """The numbers of a pandas frame with NaN for what is missing; otherwise whether a column is one of numbers could depend on a value."""
-    kinds = [getattr(kind, "kind", "?") for kind in getattr(X, "dtypes", ())] if hasattr(X, "columns") else []
-    if not kinds or "?" in kinds:
-        return X
-    for name, kind in zip(X.columns, X.dtypes, strict=True):
-        if kind.kind not in "biuf":
-            fix = "Encode it by a list of categories that was fixed without looking at the records"
-            raise InvalidArgument("X", f"column {name!r} of {kind}", "it does not hold numbers", fix)
-    return X.to_numpy(dtype=np.float64, na_value=np.nan)
-
-
-def require_numbers(argument: str, found: NDArray[Any]) -> Floats:
-    if found.dtype.kind not in "biuf":
-        fix = "Encode each value by a list that was fixed without looking at the records, and pass an array of numbers"
-        raise InvalidArgument(argument, f"array of {found.dtype}", "it does not hold numbers", fix)
-    with np.errstate(all="ignore"):
-        return found.astype(np.float64)
-
-
-def as_column(estimator: Any, y: Any, *, labels: bool = False) -> NDArray[Any]:
-    """One target for each record. Labels of a list stay what they are: as an array, a single text would turn all numbers into texts."""
-    if y is None:
-        reason = f"{type(estimator).__name__} requires y to be passed, but the target y is None"
-        raise InvalidArgument("y", None, reason, "Pass the targets of the records")
-    kind = getattr(getattr(y, "dtype", None), "kind", "?")
-    if hasattr(y, "to_numpy") and kind in "biuf":  # of pandas: what is missing becomes NaN
-        y = y.to_numpy(dtype=np.float64, na_value=np.nan)
-    column: NDArray[Any] = column_or_1d(np.asarray(y, dtype=object if labels and kind == "?" else None), warn=True)
-    return column
+from apportion.sklearn.private_rows import Floats
+from apportion.tables.encoding import Encoding
+from apportion.tables.schema import Column, Schema, require_schema
 
 
 def as_classes(classes: Any) -> NDArray[Any]:
@@ -73,12 +35,34 @@ def as_classes(classes: Any) -> NDArray[Any]:
     return np.unique(np.asarray(classes))
 
 
-def place_of(label: Any, places: dict[Any, int]) -> int:
-    """The number of a class; −1, which lies outside of the domain, for what nobody declared, whatever it is."""
-    try:
-        return places.get(label, -1)
-    except TypeError:  # it cannot be a key, so it is no declared class
-        return -1
+def as_class_weights(class_weight: Any, declared: Any, classes: NDArray[Any]) -> tuple[float, ...] | None:
+    """The weight of each class, in the order of `classes`.
+
+    Args:
+        class_weight: by label, 1 for those that are not named; or as many as were declared, in that order.
+        declared: the classes as they were declared.
+        classes: the same, sorted.
+    """
+    if class_weight is None:
+        return None
+    if isinstance(class_weight, (str, bytes)):
+        reason = "weights are declared: those of scikit-learn are exact counts of the private labels"
+        fix = "Pass {label: weight}; apportion.statistics.class_weights makes them from a private count"
+        raise InvalidArgument("class_weight", class_weight, reason, fix)
+    labels = np.asarray(declared).tolist()
+    if not isinstance(class_weight, Mapping):
+        given = list(class_weight)
+        if len(given) != len(labels):
+            reason = f"{len(labels)} classes were declared"
+            raise InvalidArgument(
+                "class_weight", validate.shown(given), reason, "Pass one weight for each, in that order"
+            )
+        class_weight = dict(zip(labels, given, strict=True))
+    if unknown := [label for label in class_weight if label not in labels]:
+        raise InvalidArgument(
+            "class_weight", validate.shown(unknown[0]), "there is no such class", f"Name some of {labels}"
+        )
+    return tuple(class_weight.get(label, 1.0) for label in classes.tolist())
 
 
 def as_bounds(argument: str, bounds: Any, features: int) -> tuple[Floats, Floats]:
@@ -94,8 +78,42 @@ def as_bounds(argument: str, bounds: Any, features: int) -> tuple[Floats, Floats
     return low, high
 
 
-def scale_to_bounds(values: Floats, low: Floats, high: Floats, missing: float = 0.0) -> Floats:
-    """From the bounds to −1 … 1; outside, the closer end; NaN becomes `missing`, by default the middle."""
+def declared_width(bounds: Any) -> int | None:
+    """How many features bounds are of; `None` if they are the same for all."""
+    if not isinstance(bounds, (tuple, list, np.ndarray)):
+        return None
+    return next((len(end) for end in bounds if np.ndim(end) == 1), None)
+
+
+def scale_to_bounds(values: Floats, low: Floats, high: Floats) -> Floats:
+    """From the bounds to −1 … 1; outside, the closer end; the middle for NaN."""
     with np.errstate(all="ignore"):
         scaled = 2 * (np.clip(values, low, high) - low) / (high - low) - 1
-    return np.where(np.isnan(scaled), missing, scaled)
+    return np.where(np.isnan(scaled), 0.0, scaled)
+
+
+def lies_within(values: Floats, low: Floats, high: Floats) -> NDArray[np.bool_]:
+    """Which records have a value within its bounds."""
+    return np.asarray(((values >= low) & (values <= high)).any(axis=1))
+
+
+def as_encoding(schema: Any) -> Encoding:
+    """How the columns of X are encoded. The target is declared elsewhere: here it stands for a column that X has not."""
+    declared = require_schema(schema)
+    if declared.weights:
+        reason = "a schema of features has no classes"
+        raise InvalidArgument("schema.loss.weights", dict(declared.weights), reason, "Pass them as class_weight")
+    target = "target of " + ", ".join(declared.columns)
+    columns = {**declared.columns, target: Column(range=(0, 1))}
+    return Encoding(Schema(columns, unit=declared.unit, id=declared.id, ignore=declared.ignore), target)
+
+
+def encode_frame(encoding: Encoding, X: Any) -> tuple[Floats, NDArray[np.bool_]]:
+    """The inputs from −1 to 1 that the columns of a frame become, and which records could be read."""
+    if not hasattr(X, "columns"):
+        reason = "a schema is about named columns"
+        raise InvalidArgument(
+            "X", type(X).__name__, reason, "Pass a pandas or polars DataFrame, or bounds instead of schema"
+        )
+    table = encoding.read_inputs(X, "X")
+    return 2 * table.inputs.astype(np.float64) - 1, ~table.broken

@@ -141,6 +141,10 @@ class Schema:
             weights=MappingProxyType(_read_weights(self.weights)),
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied and pickled as what it says: views of dictionaries are neither."""
+        return Schema.from_dict, (self.to_dict(),)
+
     @classmethod
     def read(cls, path: Path | str) -> Schema:
         """From a TOML file."""
