@@ -23,7 +23,7 @@ class Domain:
     Args:
         classes: targets are whole numbers 0 … classes−1, of whatever type, or `ignored`.
         inputs: (lowest, highest) value of every input; NaN lies outside.
-        ignored: a target that stands for no class.
+        ignored: a target that stands for no class. A record that has no other is outside too: there is nothing to learn from.
 
     Examples:
         >>> import apportion as ap

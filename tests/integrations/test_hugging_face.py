@@ -3,6 +3,7 @@
 import copy
 from pathlib import Path
 
+import numpy as np
 import peft
 import pytest
 import torch
@@ -11,7 +12,9 @@ from torch import nn
 
 import apportion as ap
 from apportion.curator.clipping import as_gradients
+from apportion.curator.reader import Piece
 from apportion.curator.records import as_records
+from apportion.curator.sieve import within
 from apportion.curator.tree import call_model, map_tensors
 from apportion.integrations.hugging_face import ATTENTION, _Layout, attend_apart
 from apportion.integrations.model_loss import ModelLoss, given_losses
@@ -28,10 +31,8 @@ usual_kinds = pytest.mark.parametrize(
 
 def stacked(model, records, keep_labels=False):
     """Inputs and targets of all records, as the curator would stack them."""
-    arranged = _Layout.of(model.model if isinstance(model, ModelLoss) else model, keep_labels=keep_labels).arrange(
-        records, "data"
-    )
-    return as_records(arranged).batch(torch.arange(len(records)).numpy())
+    layout = _Layout.of(model.model if isinstance(model, ModelLoss) else model, keep_labels=keep_labels)
+    return layout.records(records, "data").batch(torch.arange(len(records)).numpy())
 
 
 def trained(model):
@@ -411,9 +412,44 @@ def test_items_are_taken_as_people_have_them():
     one = _Layout.of(build("BERT"), keep_labels=False).pair({"input_ids": [3, 4], "label": 2})
     assert one[0].keys() == {"input_ids"}
     assert one[1] == 2
-    with pytest.raises(ap.InvalidArgument, match="first item cannot be read"):
-        unlabelled = [{"input_ids": torch.tensor([3, 4])}]
-        ap.integrations.fine_tune(build("BERT"), unlabelled, small_plan(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (["Anna was here"], "^data='texts': .*Tokenize first"),
+        ([{"text": "Anna was here", "label": 1}], "^data='items with text, label': .*Tokenize first"),
+        ([{"input_ids": ["Anna", "was"], "label": 1}], "^data='items with input_ids, label': .*Tokenize first"),
+        ([{"input_ids": [3, 4], "mask": [1, 1]}], "^data='items with input_ids, mask': there is neither 'labels' nor"),
+        ([{"input_ids": [[3], [4, 5]], "labels": 1}], "^data='list': its first item cannot be read .*one length"),
+    ],
+)
+@pytest.mark.parametrize("public", [False, True])
+def test_items_that_the_model_cannot_take_are_refused_in_words_of_the_user(data, words, public):
+    good, words = items("BERT"), words.replace("data=", "evaluate=") if public else words
+    more = {"evaluate": ap.Public(data)} if public else {}
+    with pytest.raises(ap.InvalidArgument, match=words) as error:
+        ap.integrations.fine_tune(build("BERT"), good if public else data, small_plan(), lr=0.1, **more)
+    assert "Anna" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["BERT", "GPT-2", "T5"])
+def test_a_sequence_without_a_label_that_counts_is_not_usable(kind, monkeypatch):
+    """Of a language model the first token is nobody's next one."""
+    seen = {}
+    monkeypatch.setattr(
+        "apportion.integrations.hugging_face.train",
+        lambda *args, **options: seen.update(options, records=args[2]),
+    )
+    some = items(kind)
+    labels = some[1]["labels"] = torch.full_like(some[1]["labels"], -100)
+    if kind == "GPT-2":
+        labels[0] = 5
+    ap.integrations.fine_tune(build(kind), some, small_plan(), lr=0.1)
+    numbers = np.arange(len(some))
+    found = within(Piece(seen["records"].batch(numbers), torch.from_numpy(numbers)), seen["domain"])
+    alone = {index for index, item in enumerate(some) if kind == "GPT-2" and item["attention_mask"].sum() == 1}
+    assert set(np.flatnonzero(~found.numpy())) == {1} | alone
 
 
 def test_an_error_of_the_data_set_says_nothing_of_a_record():

@@ -40,10 +40,14 @@ def within(piece: Piece, domain: Domain) -> Tensor:
     inputs, targets = piece.batch
     inside = torch.ones(len(piece.members), dtype=torch.bool)
     if domain.classes is not None:
+        learnt = torch.zeros_like(inside)  # with nothing but ignored targets there is nothing to learn from
         for leaf in tensor_leaves(targets):
             whole = leaf if leaf.is_floating_point() else leaf.to(torch.int64)
-            known = ((whole >= 0) & (whole < domain.classes) & (whole == whole.round())) | (whole == domain.ignored)
-            inside &= known.reshape(len(inside), -1).all(1).cpu()
+            ignored = (whole == domain.ignored).reshape(len(inside), -1)
+            known = ((whole >= 0) & (whole < domain.classes) & (whole == whole.round())).reshape(len(inside), -1)
+            inside &= (known | ignored).all(1).cpu()
+            learnt |= ~ignored.all(1).cpu()
+        inside &= learnt
     if domain.inputs is not None:
         low, high = domain.inputs
         for leaf in tensor_leaves(inputs):

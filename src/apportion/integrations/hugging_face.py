@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from apportion.budget import Public
 from apportion.curator.distinct import require_distinct
 from apportion.curator.foreign_code import contain_errors
-from apportion.curator.records import as_records
+from apportion.curator.records import Records, as_records
 from apportion.curator.tree import drop_objects
 from apportion.domain import IGNORED, Domain
 from apportion.errors import InvalidArgument
@@ -42,6 +42,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask  # noqa
 ATTENTION = "records-apart"
 """The name of the way to attend under which it is registered in transformers."""
 LABELS = ("labels", "label")
+_TOKENIZE = 'Tokenize first: data.map(lambda item: tokenizer(item["text"], padding="max_length", truncation=True, max_length=128))'
 
 
 def fine_tune(
@@ -72,7 +73,8 @@ def fine_tune(
             (`causal_lm_loss`, `token_loss`, cross-entropy, squared error for float labels of one output, or binary cross-entropy).
         evaluate: data declared public, on which accuracy is measured.
         options: of `apportion.train`: scheduler, validation, metric, domain, execution, storage, seed, progress. Without a domain, labels
-            that are class numbers must be less than the number of the model's outputs, or −100; other records contribute nothing.
+            that are class numbers must be less than the number of the model's outputs, or −100. Other records contribute nothing, and are
+            not usable; neither is a sequence none of whose labels counts.
 
     Returns:
         A `Run`, as of `apportion.train`.
@@ -93,10 +95,9 @@ def fine_tune(
     _require_no_autocast()
     inner = model.model if isinstance(model, ModelLoss) else model
     layout = _Layout.of(inner, keep_labels=inner is not model)
-    records = as_records(layout.arrange(data, "data"))
+    records = layout.records(data, "data", shifted=loss is None and predicts_next_token(model))
     if evaluate is not None:
-        public = require_public(evaluate)
-        options["evaluate"] = Public(layout.arrange(public.data, "evaluate"))
+        options["evaluate"] = Public(layout.records(require_public(evaluate).data, "evaluate"))
     if loss is None and inner is model:
         loss = usual_loss(model)
         if (classes := _count_classes(base_model(model), records.example[1])) is not None:
@@ -148,16 +149,40 @@ class _Layout:
         names = frozenset(inspect.signature(base.forward).parameters)
         return _Layout(names, keep_labels, predicts_next_token(model), shift)
 
-    def arrange(self, data: Any, argument: str) -> Any:
-        """The data set with pairs in place of dicts; whatever is no data set of dicts as it is."""
+    def records(self, data: Any, argument: str, *, shifted: bool = False) -> Records:
+        """The records of a data set of dicts, which are made pairs; whatever is no such data set as it is.
+
+        Args:
+            shifted: whether the first label of a sequence is nobody's next token. As one that does not count, it is not taken for something
+                to learn from where it is the only one.
+        """
         first = None
         if not isinstance(data, (tuple, Mapping)):
             with contain_errors():  # `as_records` says that it cannot be read, and nothing of what is in it
                 first = data[0]
+        if isinstance(first, str):
+            raise InvalidArgument(argument, "texts", "a model reads numbers of tokens", _TOKENIZE)
         if not isinstance(first, Mapping):
-            return data
+            return as_records(data)
+        self._require_fields(argument, first)
         require_distinct(argument, data)
-        return _Arranged(data, self)
+        try:
+            return as_records(_Arranged(data, self, shifted))
+        except InvalidArgument as error:
+            fix = "Return lists, tensors or arrays of numbers, all of one length: " + _TOKENIZE
+            raise InvalidArgument(argument, type(data).__name__, error.reason, fix) from None
+
+    def _require_fields(self, argument: str, first: Mapping[str, Any]) -> None:
+        """Refuse items without the fields that the model needs. Names and types of fields are public, their values are not told."""
+        names = ", ".join(map(str, first))
+        known = [name for name in first if name in self.inputs and (self.keep_labels or name not in LABELS)]
+        if not known or any(_is_text(first[name]) for name in known):
+            reason = "the model takes none of them, or they are texts where it takes numbers of tokens"
+            raise InvalidArgument(argument, f"items with {names}", reason, _TOKENIZE)
+        if not (self.keep_labels or self.next_token or any(name in first for name in LABELS)):
+            reason = "there is neither 'labels' nor 'label', which the model is to predict"
+            fix = 'Add them: data.map(lambda item: {"labels": ...}), or rename the column that holds them'
+            raise InvalidArgument(argument, f"items with {names}", reason, fix)
 
     def pair(self, item: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
         given = {name: torch.as_tensor(value) for name, value in item.items() if name in (*self.inputs, *LABELS)}
@@ -178,17 +203,26 @@ class _Layout:
         return torch.where(given.get("attention_mask", torch.ones_like(tokens)) == 0, IGNORED, tokens)
 
 
+def _is_text(value: Any) -> bool:
+    """Whether it is a text, or a list of texts."""
+    return isinstance(value, str) or (isinstance(value, (list, tuple)) and any(isinstance(one, str) for one in value))
+
+
 class _Arranged(Dataset[Any]):
     """A data set of dicts as one of pairs."""
 
-    def __init__(self, data: Any, layout: _Layout):
-        self._data, self._layout = data, layout
+    def __init__(self, data: Any, layout: _Layout, shifted: bool):
+        self._data, self._layout, self._shifted = data, layout, shifted
 
     def __len__(self) -> int:
         return len(self._data)
 
     def __getitem__(self, index: int) -> tuple[dict[str, Tensor], Tensor]:
-        return self._layout.pair(self._data[index])
+        inputs, labels = self._layout.pair(self._data[index])
+        if self._shifted and labels.dim():
+            labels = labels.clone()
+            labels[:1] = IGNORED
+        return inputs, labels
 
 
 @contextmanager
