@@ -39,6 +39,8 @@ def test_from_a_csv_file_to_predictions(apportion, files):
     assert 0 < run["epsilon"] <= 2
     assert run["test_accuracy"] is None
     assert run["data"] == "t.csv"
+    assert run["seconds"] is None  # what depends on the drawn records is not published
+    assert json.loads((files / "run/results.json").read_text())["runs"][0]["seconds"] is None
     assert "holdout" not in run
     saved = json.loads((files / "run/public/encoding.json").read_text())
     assert (saved["target"], saved["model"]) == ("ill", "linear")

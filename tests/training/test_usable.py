@@ -16,7 +16,9 @@ from apportion.curator.curator import Curator
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.problems import NOTE, Problems
 from apportion.curator.randomness import Randomness
+from apportion.curator.reader import Piece
 from apportion.curator.records import as_records
+from apportion.curator.sieve import within
 from apportion.event import GroupFactors
 from apportion.releases import ClippedSum, UsableCount
 from apportion.request import Request
@@ -364,14 +366,14 @@ def test_inputs_outside_of_a_declared_range_make_a_record_unusable(model, record
     assert problems.lines()[2] == {"problem": "outside the domain", "times": 40}
 
 
-def test_padding_is_inside_of_every_domain(model, records):
-    inputs, targets = records
-    targets[:40] = -100
-    targets[40:60] = -1
-    problems = Problems()
-    answers(model, (inputs, targets), domain=ap.Domain(classes=2), problems=problems)
-    kinds = {line["problem"]: line["times"] for line in problems.lines()[2:]}
-    assert kinds["outside the domain"] == 20
+def test_padding_is_inside_of_every_domain_unless_there_is_nothing_else():
+    targets = torch.tensor([[0, 1], [0, -100], [-100, 1], [-100, -100], [0, -1], [-100, 2]])
+    domain, members = ap.Domain(classes=2), torch.arange(6)
+    inside = within(Piece((targets, targets), members), domain)
+    assert inside.tolist() == [True, True, True, False, False, False]
+    assert within(Piece((targets, targets[:, 0]), members), domain).tolist() == [True, True, False, False, True, False]
+    both = {"one": targets[:, 0], "other": targets[:, 1]}
+    assert torch.equal(within(Piece((targets, both), members), domain), inside)
 
 
 @pytest.mark.parametrize("start", [lambda *a, **k: ap.train(a[0], cross_entropy, *a[1:], lr=0.1), None])

@@ -150,7 +150,8 @@ def _run(plan: Experiment, folder: Path, data_dir: Path | None, ledger: Path | N
         spent = "no privacy" if run.epsilon is None else f"ε = {run.epsilon:.3f}"
         measure = Measure.of(run.details)
         score = f"{measure.show(run.score)} {measure.name}"
-        print_error_stream(f"{run.recipe:<20} {score}, {spent}, {run.seconds or 0:.1f} s")
+        lasted = "" if run.seconds is None else f", {run.seconds:.1f} s"
+        print_error_stream(f"{run.recipe:<20} {score}, {spent}{lasted}")
 
     def left_behind() -> str:
         report = f", and `apportion report {folder}` shows them" if finished else ""

@@ -101,7 +101,7 @@ def show_results(results: Results, folder: Path, *, as_json: bool) -> None:
             if one.score is None
             else f"{measure.show(one.score)}{spread}".replace("\u00a0", " "),
             str(one.runs[0].steps),
-            f"{one.seconds or 0:.1f}",
+            "" if one.seconds is None else f"{one.seconds:.1f}",
         )
     console.print(table)
     if any(run.epsilon is not None and not run.private for run in results.runs):
