@@ -67,7 +67,7 @@ dist: $(VENV)/installed-dev  ## build the packages and try the wheel in an empty
 lowest:  ## a part of the test suite with the lowest versions that pyproject.toml allows
 	$(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[all]' pytest pytest-xdist hypothesis
-	.venv-lowest/bin/python -m pytest -q -n $(WORKERS) -m "not slow" tests/accounting tests/cli tests/curator tests/data tests/report tests/training
+	.venv-lowest/bin/python -m pytest -q -n $(WORKERS) -m "not slow" tests/accounting tests/cli tests/curator tests/data tests/report tests/training tests/integrations
 
 # The peers live in an environment of their own, so that they cannot hold back what the library is tested with.
 .venv-bench/installed: pyproject.toml constraints.txt

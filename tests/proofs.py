@@ -13,7 +13,15 @@ from apportion.training import opening
 
 PROVED_ONCE = {
     *("cli", "compare", "fuzz", "report", "search", "teachers", "tuning"),
-    *("test_feedback_runs", "test_individual_runs", "test_people", "test_resume", "test_sklearn"),
+    *(
+        "test_feedback_runs",
+        "test_individual_runs",
+        "test_people",
+        "test_resume",
+        "test_sklearn",
+        "checks_runs",
+        "test_fabric",
+    ),
 }
 """Folders and modules of tests."""
 _prove, _proved = opening.choose_engine, {}
@@ -21,7 +29,7 @@ _prove, _proved = opening.choose_engine, {}
 
 def _structure(model):
     own = [*model.named_parameters(), *model.named_buffers()]
-    tensors = [(name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in own]
+    tensors = [(name, tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad) for name, tensor in own]
     return repr(model), tuple(type(module) for module in model.modules()), tuple(tensors)
 
 

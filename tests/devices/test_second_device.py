@@ -13,28 +13,23 @@ import pytest
 HERE = Path(__file__).resolve().parent
 
 
-def run_checks(name, marked):
+def run_checks(marked):
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-m", marked]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     done = subprocess.run(
-        [*command, str(HERE / name)], capture_output=True, text=True, env=environment, cwd=HERE.parents[1]
+        [*command, *map(str, HERE.glob("checks_*.py"))],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=HERE.parents[1],
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-def test_kernels_on_a_second_device():
-    run_checks("checks_kernels.py", "not slow")
-
-
-def test_runs_on_a_second_device():
-    run_checks("checks_runs.py", "not slow")
+def test_kernels_and_runs_on_a_second_device():
+    run_checks("not slow")
 
 
 @pytest.mark.slow
-def test_every_kernel_and_engine_on_a_second_device():
-    run_checks("checks_kernels.py", "slow")
-
-
-@pytest.mark.slow
-def test_every_recipe_on_a_second_device():
-    run_checks("checks_runs.py", "slow")
+def test_every_kernel_engine_and_recipe_on_a_second_device():
+    run_checks("slow")

@@ -74,6 +74,7 @@ def test_fewer_bits_are_refused(precision):
         ap.make_private(model, optimizer, RECORDS, PLAN)
 
 
+@pytest.mark.slow
 def test_the_example_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(ROOT / "examples" / "fabric_loop.py"), run_name="__main__")
