@@ -344,6 +344,9 @@ def test_a_schema_declares_the_columns_of_a_frame():
         classifier(**declared).fit(X, Y)
     with pytest.raises(InvalidArgument, match="^X='DataFrame': its header lacks 'b'"):
         fitted.predict(frame[["a", "sex"]])
+    comma = clone(classifier(bounds=None, schema=ap.tables.Schema({"a": {"range": (0, 10)}}, decimal=",")))
+    texts = pd.DataFrame({"a": [f"{value:.3f}".replace(".", ",") for value in X[:, 0]]})
+    assert torch.equal(weights(comma, texts), weights(classifier(), X[:, :1].round(3)))
     weighted = ap.tables.Schema({"a": {"range": (0, 10)}}, weights={"low": 2})
     with pytest.raises(InvalidArgument, match="class_weight"):
         classifier(bounds=None, schema=weighted).fit(frame[["a"]], Y)

@@ -16,6 +16,7 @@ So wrong bounds or classes are seen in the noisy count of usable records. With a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.sklearn.private_rows import Floats
 from apportion.tables.encoding import Encoding
-from apportion.tables.schema import Column, Schema, require_schema
+from apportion.tables.schema import Column, require_schema
 
 
 def as_classes(classes: Any) -> NDArray[Any]:
@@ -105,7 +106,7 @@ def as_encoding(schema: Any) -> Encoding:
         raise InvalidArgument("schema.loss.weights", dict(declared.weights), reason, "Pass them as class_weight")
     target = "target of " + ", ".join(declared.columns)
     columns = {**declared.columns, target: Column(range=(0, 1))}
-    return Encoding(Schema(columns, unit=declared.unit, id=declared.id, ignore=declared.ignore), target)
+    return Encoding(replace(declared, columns=columns), target)
 
 
 def encode_frame(encoding: Encoding, X: Any) -> tuple[Floats, NDArray[np.bool_]]:
