@@ -50,7 +50,7 @@ def test_uniform_numbers_are_uniform_and_of_their_own_seed():
     assert torch.equal(uniforms(np.array([7, 3], dtype=np.uint64), 5)[1], numbers[3])
 
 
-@pytest.mark.parametrize("one", EVERY, ids=str)
+@pytest.mark.parametrize("one", EVERY, ids=["flip", "shift", "mirror", "own"])
 def test_a_view_is_of_its_record_and_seed_alone(one):
     """Whoever stands beside it, and wherever it stands."""
     views = Views(3, [one, ap.Flip()])
