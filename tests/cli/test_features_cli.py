@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import apportion as ap
-from apportion.compare.defaults import with_training_defaults
+from apportion.compare.defaults import explain_choices, with_features, with_training_defaults
 from apportion.compare.feature_prediction import ArrayEncoding
 
 BUDGET = ("--epsilon", "3", "--delta", "1e-5", "--unit", "record", "--population", "1437")
@@ -198,3 +198,39 @@ def test_views_that_cannot_be_made_are_refused(apportion, tmp_path, views, messa
     assert code == 2
     assert message in " ".join(err.split())
     assert not (tmp_path / "run").exists()
+
+
+IMAGES = {"data": "mnist", "recipe": [{"name": "default"}]}
+
+
+def test_large_images_go_through_a_scattering_transform_unless_something_was_said():
+    assert with_features(IMAGES)["features"] == "scatter"
+    for other in (
+        {"data": "digits"},
+        {"data": "imdb"},
+        {"data": "mnist", "population": 2_000},
+        {"data": "mnist", "model": "cnn"},
+        {"data": "mnist", "views": "2 flip"},
+        {"data": "mnist", "recipe": [{"name": "abadi"}]},
+        {"data": "your data"},
+    ):
+        assert with_features(IMAGES | other).get("features") is None
+    none = with_training_defaults(with_features(IMAGES | {"features": "none"}))
+    assert none["features"] is None
+    assert "batch_size" in none
+
+
+def test_what_was_chosen_is_said_with_its_reason(apportion):
+    filled = with_training_defaults(with_features(IMAGES))
+    first, second = explain_choices(IMAGES, filled)
+    assert first.startswith("features scatter: for images of 16 pixels or more")
+    assert second.startswith("sample_rate 0.14, steps 280, lr 1, momentum 0.9: one layer on normalised features")
+    assert (
+        explain_choices(
+            IMAGES | {"features": "scatter", "lr": 1, "momentum": 0, "steps": 3, "sample_rate": 0.1}, filled
+        )
+        == []
+    )
+    code, _, err = apportion("train", "--data", "digits", *BUDGET, "--steps", "2")
+    assert code == 0
+    assert "Chosen, as nothing was said: sample_rate 0.2, lr 2: measured on digits." in " ".join(err.split())

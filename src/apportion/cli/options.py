@@ -63,7 +63,10 @@ class Subject:
 class Featured:
     """What inputs go through before anything is trained."""
 
-    features: str = option("A public feature map that costs nothing: scatter, or your own module:Class.", "none")
+    features: str = option(
+        "A public feature map that costs nothing: scatter, none, or your own module:Class.",
+        "scatter, of large images in `train`",
+    )
     views: str = option(
         'Random views of each record whose gradients are averaged before clipping, at no price: "8 flip shift=4", or your own '
         "module:function of one record.",

@@ -12,7 +12,7 @@ from apportion import validate
 from apportion.cli import options
 from apportion.cli.options import option
 from apportion.cli.output import screen, writable_folder
-from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
+from apportion.compare.defaults import with_benchmark_budget, with_features, with_training_defaults
 from apportion.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def plan(
     if "table" in said:
         require_table_choice(said.get("data", "your data"), said["table"])
     values = {"data": "your data", "recipe": choose_recipes(None, recipes, settings)} | said
-    wanted = experiment(with_benchmark_budget(with_training_defaults(values)))
+    wanted = experiment(with_benchmark_budget(with_training_defaults(with_features(values))))
     wanted.check()
     budget, sampling = wanted.budget(), wanted.sampling()
     planned = []

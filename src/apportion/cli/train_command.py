@@ -15,7 +15,7 @@ from apportion.cli import options
 from apportion.cli.account_command import STATEMENT
 from apportion.cli.options import option
 from apportion.cli.output import RESERVED, TAKEN, print_error_stream, show_results, warn_without_privacy, working_in
-from apportion.compare.defaults import published_population, with_training_defaults
+from apportion.compare.defaults import explain_choices, published_population, with_features, with_training_defaults
 from apportion.compare.resolve import resolve
 from apportion.errors import ApportionError, InvalidArgument
 from apportion.extras import EXTRAS, require_extra
@@ -100,8 +100,10 @@ def train(
                 reason = "it is about what a private run releases, and this recipe has no privacy"
                 raise InvalidArgument(name, said[name], reason, "Leave it out, or choose a private recipe")
         warn_without_privacy(said["data"])
+    planned_already = dict.fromkeys(("sample_rate", "steps"), True) if "plan" in said else {}
     request = RunSettings(
         experiment=experiment,
+        chosen=tuple(explain_choices(said | planned_already, experiment.model_dump())),
         plan=None if planned is None else planned.to_json(),
         ledger=said["ledger"].resolve() if "ledger" in said else None,
         recovery=said.get("recovery", "fresh"),
@@ -203,7 +205,9 @@ def _describe(said: dict[str, Any], choice: dict[str, Any]) -> Experiment:
     if "seed" in said:
         values["seeds"] = [said["seed"]]
     shown = choice.get("label") or choice["name"]
-    described = experiment(with_training_defaults(values | {"recipe": [choice], "title": f"{shown} on {_shown(said)}"}))
+    values |= {"recipe": [choice], "title": f"{shown} on {_shown(said)}"}
+    filled = with_training_defaults(with_features(values))
+    described = experiment(filled)
     described.check()
     return described
 
@@ -265,6 +269,8 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
         typer.echo(json.dumps(run.to_json(history=False)))
         return
     _say_why_it_ended(experiment, plan, run)
+    for line in request.chosen:
+        print_error_stream(f"Chosen, as nothing was said: {line}.")
     if run.epsilon is not None:
         scored = "" if "parts" not in run.details else " and the score"
         print_error_stream(f"ε = {run.epsilon_spent:.4f} {TAKEN}{scored}; {run.epsilon:.4f} {RESERVED}: the guarantee.")

@@ -26,6 +26,7 @@ class RunSettings(BaseModel):
         ledger, recovery, every: as of `Storage`.
         holdout: which records of a table are held out.
         log: where released values are logged, as `open_log` reads it.
+        chosen: what was filled in where nothing was said, and why.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -37,6 +38,7 @@ class RunSettings(BaseModel):
     every: int | None = None
     holdout: HoldoutChoice | None = None
     log: str | None = None
+    chosen: tuple[str, ...] = ()
 
     def storage(self, folder: Path, *, resume: bool) -> Storage:
         """Where the run is kept."""
