@@ -156,6 +156,8 @@ class Cell:
             **self._people(),
             **({} if experiment.loss is None else {"loss": experiment.loss.model_dump()}),
             **({} if experiment.metric is None else {"metric": experiment.metric}),
+            **({} if experiment.features is None else {"features": experiment.features.model_dump()}),
+            **({} if experiment.views is None else {"views": experiment.views.model_dump(mode="json")}),
         }
 
     def _people(self) -> dict[str, Any]:

@@ -12,16 +12,19 @@ from pathlib import Path
 import numpy as np
 
 from apportion.compare.comparison import run_recipe
+from apportion.compare.feature_subject import on_features
 from apportion.compare.processes import one_thread
-from apportion.compare.resolve import resolve
+from apportion.compare.resolve import Subject, resolve
 from apportion.planning import plan_steps
 from apportion.reporting.plan_page import plan_by_limit_theorem, plan_facts, plan_recipe
 from apportion.reporting.result import HistoryEntry, RunResult
 from apportion.training.versions import package_versions, source_commit
 from reproduction.study.gradient_norms import median_norms
-from reproduction.study.paper_experiment import Cell
+from reproduction.study.paper_experiment import Cell, PaperExperiment
 
-_subject = cache(resolve)
+_resolved = cache(resolve)
+_featured: dict[str, Subject] = {}
+"""What was computed in this process, by data set, features and model: features of a data set serve all of its cells."""
 
 
 def run_cell(cell: Cell, data_dir: Path | None = None) -> RunResult:
@@ -40,7 +43,7 @@ def _is_evaluated(entry: HistoryEntry) -> bool:
 
 def _trained(cell: Cell, data_dir: Path | None) -> RunResult:
     experiment, choice = cell.experiment, cell.choice
-    subject = _subject(experiment.data, experiment.model, data_dir)
+    subject = _subject(experiment, data_dir)
     probe = median_norms(experiment.data, subject) if experiment.kind == "norms" else None
     plan = None
     if choice.calibrated_by == "clt":  # the noise of the limit theorem, at its true price
@@ -50,6 +53,17 @@ def _trained(cell: Cell, data_dir: Path | None) -> RunResult:
         plan = planned.with_owners(labels=deal_groups([one.share for one in experiment.group], len(subject.train[1])))
     run = run_recipe(experiment, choice, subject, cell.seed, None, progress=False, probe=probe, plan=plan)
     return replace(run, target_epsilon=experiment.epsilon) if run.target_epsilon and experiment.epsilon else run
+
+
+def _subject(experiment: PaperExperiment, data_dir: Path | None) -> Subject:
+    """The data set, or its features, and the model."""
+    subject = _resolved(experiment.data, experiment.model, data_dir)
+    if experiment.features is None:
+        return subject
+    key = f"{experiment.data} {experiment.model} {experiment.features.model_dump_json()}"
+    if key not in _featured:
+        _featured[key] = on_features(experiment, subject, data_dir)
+    return _featured[key]
 
 
 def deal_groups(shares: Sequence[float], records: int) -> list[int]:
