@@ -234,3 +234,18 @@ def test_what_was_chosen_is_said_with_its_reason(apportion):
     code, _, err = apportion("train", "--data", "digits", *BUDGET, "--steps", "2")
     assert code == 0
     assert "Chosen, as nothing was said: sample_rate 0.2, lr 2: measured on digits." in " ".join(err.split())
+
+
+def test_a_run_predicts_with_whitened_features(apportion, tmp_path):
+    toml = tmp_path / "one.toml"
+    toml.write_text(
+        'data = "digits"\nfeatures = {kind = "scatter", norm = "whiten"}\nepsilon = 3\ndelta = 1e-5\nunit = "record"\n'
+        'population = 1437\nsample_rate = 0.2\nsteps = 4\nlr = 1.0\nrecipe = ["abadi"]\n',
+        encoding="utf-8",
+    )
+    code, _, err = apportion("compare", str(toml), "--out", str(tmp_path / "out"))
+    assert code == 0, err
+    folder = next((tmp_path / "out" / "runs").iterdir())
+    predictor = ap.load(folder)
+    images = ap.data.load("digits").test.data[0][:5]
+    assert len(predictor.predict(images)) == 5

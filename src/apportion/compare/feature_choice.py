@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from apportion.features.feature_norms import GroupNorm
 
 _KINDS = {"scatter": "Scatter", "pretrained": "Pretrained"}
-_NORMS = ("group", "none")
+_NORMS = ("group", "whiten", "none")
 _OWN = ("kind", "norm", "groups", "settings")
 
 
@@ -24,8 +24,8 @@ class FeatureChoice(BaseModel):
 
     Args:
         kind: "scatter", "pretrained", or a person's own `module:Class` or `module:object`.
-        norm: "group" or "none".
-        groups: of "group".
+        norm: "group", "whiten" (of images; as of `Whiten`) or "none".
+        groups: of "group" and "whiten".
         settings: of the map. In a file they stand beside the others: {kind = "scatter", scale = 3}.
     """
 
@@ -48,7 +48,14 @@ class FeatureChoice(BaseModel):
         return {name: one for name, one in value.items() if name in _OWN} | {"settings": settings}
 
     def build_map(self) -> FeatureMap:
-        """The map itself."""
+        """The map itself, whitened if that is the normalisation."""
+        from apportion.features.whitening import Whiten
+
+        if self.norm != "whiten":
+            return self._build_map()
+        return Whiten(self._build_map()) if self.groups is None else Whiten(self._build_map(), groups=self.groups)
+
+    def _build_map(self) -> FeatureMap:
         from apportion import features
         from apportion.features.extractor import require_feature_map
 
@@ -72,9 +79,9 @@ class FeatureChoice(BaseModel):
             raise InvalidArgument("features", self.kind, reason, "Correct its settings") from error
 
     def build_norm(self) -> GroupNorm | None:
-        """The normalisation; `None` for none."""
+        """The normalisation that follows; `None` for none, and where it is part of the map."""
         from apportion.features.feature_norms import GroupNorm
 
-        if validate.known("features.norm", self.norm, _NORMS) == "none":
+        if validate.known("features.norm", self.norm, _NORMS) != "group":
             return None
         return GroupNorm() if self.groups is None else GroupNorm(self.groups)

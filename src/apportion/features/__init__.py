@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from apportion.features.feature_norms import GroupNorm
     from apportion.features.pretrained import Pretrained
     from apportion.features.scatter import Scatter
+    from apportion.features.whitening import Whiten
 
-__all__ = ["Extractor", "FeatureMap", "GroupNorm", "Pretrained", "Scatter", "extract", "linear_head"]
+__all__ = ["Extractor", "FeatureMap", "GroupNorm", "Pretrained", "Scatter", "Whiten", "extract", "linear_head"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -25,5 +26,6 @@ __getattr__, __dir__ = lazy_names(
         "feature_norms": ("GroupNorm",),
         "pretrained": ("Pretrained",),
         "scatter": ("Scatter",),
+        "whitening": ("Whiten",),
     },
 )
