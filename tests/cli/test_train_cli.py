@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from apportion.training.statement import show_epsilon
+
 BUDGET = ["--epsilon", "3", "--delta", "1e-5", "--unit", "record", "--population", "1437"]
 QUICK = ["--data", "digits", "--model", "linear", "--sample-rate", "0.1", "--steps", "3", "--lr", "1"]
 
@@ -31,13 +33,16 @@ def test_both_prices_of_a_run_are_named_alike(apportion, tmp_path):
     facts = json.loads((tmp_path / "run" / "public" / "privacy.json").read_text())
     taken, reserved = facts["epsilon_spent"], facts["epsilon"]
     assert taken < reserved
-    assert f"ε = {taken:.4f} of the steps taken; {reserved:.4f} reserved, with spare steps: the guarantee" in err
+    assert (
+        f"ε = {show_epsilon(taken)} of the steps taken; {show_epsilon(reserved)} reserved, with spare steps: the guarantee"
+        in err
+    )
     (run,) = json.loads((tmp_path / "run" / "results.json").read_text())["runs"]
     assert (run["epsilon_spent"], run["epsilon"]) == (taken, reserved)
     _, out, _ = apportion("account", "run")
     rows = [line for line in out.splitlines() if "stated" in line]
-    assert any("of the steps taken" in row and f"{taken:.4f}" in row for row in rows)
-    assert any("reserved, with spare steps: the guarantee" in row and f"{reserved:.4f}" in row for row in rows)
+    assert any("of the steps taken" in row and show_epsilon(taken) in row for row in rows)
+    assert any("reserved, with spare steps: the guarantee" in row and show_epsilon(reserved) in row for row in rows)
 
 
 def test_without_spare_steps_what_is_reserved_is_spent(apportion):

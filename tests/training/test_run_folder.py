@@ -11,7 +11,7 @@ import apportion as ap
 import runs
 from apportion.accounting.ledger import Ledger
 from apportion.training.checkpoint import read_checkpoint
-from apportion.training.statement import as_markdown, in_words
+from apportion.training.statement import as_markdown, in_words, show_epsilon
 
 RAW_WORDS = ("loss", "norm_", "gradient", "realised", "batch_sizes", "seed", "key")
 
@@ -83,6 +83,13 @@ def test_the_statement_says_what_was_done(run, budget):
     text = as_markdown(facts)
     for words in ("one record is added", "Poisson", "Decay(start=0.7", "Not covered", f"{facts['epsilon']:.4f}"):
         assert words in text
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "shown"), [(2.99541, "2.9955"), (2.9954, "2.9954"), (2.99994, "3.0000"), (3.0, "3.0000")]
+)
+def test_no_epsilon_is_shown_below_the_true_one(epsilon, shown):
+    assert show_epsilon(epsilon) == shown
 
 
 def test_a_seeded_run_says_that_it_is_not_private(model, records, budget):

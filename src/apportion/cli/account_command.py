@@ -222,6 +222,8 @@ def _write_figure(events: Mapping[Event, int], delta: float, out: Path) -> Path:
 
 
 def _show(content: dict[str, Any], rows: list[Comparison]) -> None:
+    from apportion.training.statement import show_epsilon
+
     console = screen()
     steps = f"{content['steps']:,} steps, {content['different_steps']:,} different, δ = {content['delta']:g}"
     if "run" in content:
@@ -231,7 +233,7 @@ def _show(content: dict[str, Any], rows: list[Comparison]) -> None:
         print_lines(
             console,
             f"{content['schedule']}: {steps}",
-            f"ε = {content['epsilon']:.4f} for {whom}, by {content['accountant']}",
+            f"ε = {show_epsilon(content['epsilon'])} for {whom}, by {content['accountant']}",
             "This holds if every batch was a Poisson sample and the schedule was fixed in advance.",
         )
     if rows:
@@ -245,6 +247,8 @@ def _show(content: dict[str, Any], rows: list[Comparison]) -> None:
 
 
 def _show_run(console: Console, content: dict[str, Any], steps: str) -> None:
+    from apportion.training.statement import show_epsilon
+
     theirs, recomputed = content["dp_accounting"], f"recomputed from the ledger, {TAKEN}"
     if content["held_out_score"] is not None:
         print_lines(
@@ -253,9 +257,9 @@ def _show_run(console: Console, content: dict[str, Any], steps: str) -> None:
         )
     table = Table("ε", "value", title=Text(f"{content['run']}: {steps}"))
     if content["stated"] is not None:
-        table.add_row(f"stated, {RESERVED}: the guarantee", f"{content['guarantee']:.4f}")
-        table.add_row(f"stated, {TAKEN}", f"{content['stated']:.4f}")
-    table.add_row(f"{recomputed}, Apportion's PLD", f"{content['recomputed']:.4f}")
+        table.add_row(f"stated, {RESERVED}: the guarantee", show_epsilon(content["guarantee"]))
+        table.add_row(f"stated, {TAKEN}", show_epsilon(content["stated"]))
+    table.add_row(f"{recomputed}, Apportion's PLD", show_epsilon(content["recomputed"]))
     table.add_row(f"{recomputed}, dp_accounting's PLD", _between(theirs["lowest"], theirs["highest"]))
     console.print(table)
     if theirs["rounded"]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from apportion.audit.verdict import AuditResult
 from apportion.reporting.drawing import make_page_figure, write_page
+from apportion.reporting.formatting import format_epsilon
 from apportion.reporting.palette import FAILED, INK, PASSED, choose_colour
 
 _SHOWN = 8.0  # how far from the median scores are drawn, in multiples of their middle half
@@ -50,11 +51,11 @@ def _draw_bounds(figure: Any, result: AuditResult, place: dict[str, int]) -> Non
     figure.add_bar(
         x=list(bars),
         y=list(bars.values()),
-        text=[f"≥ {value:.2f}" for value in bars.values()],
+        text=[f"≥ {value:.3f}" for value in bars.values()],
         marker={"color": FAILED if result.exceeded else PASSED},
         showlegend=False,
         **place,
     )
-    claim = f"claimed: ≤ {result.claimed_epsilon:.2f}"
+    claim = f"claimed: ≤ {format_epsilon(result.claimed_epsilon)}"
     figure.add_hline(y=result.claimed_epsilon, line={"color": INK, "dash": "dash"}, annotation_text=claim, **place)
     figure.update_yaxes(title="lower bound", rangemode="tozero", **place)

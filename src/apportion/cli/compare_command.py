@@ -19,6 +19,7 @@ from apportion.compare.resolve import own_strategy
 from apportion.errors import InvalidArgument
 from apportion.extras import EXTRAS, require_extra
 from apportion.reporting.export import EXPORTS
+from apportion.reporting.formatting import format_epsilon
 from apportion.reporting.measures import Measure
 from apportion.reporting.result import NotRun, Results, RunResult
 from apportion.reporting.write import write_report
@@ -147,7 +148,7 @@ def _run(plan: Experiment, folder: Path, data_dir: Path | None, ledger: Path | N
     def announce(run: RunResult) -> None:
         finished.append(run)
         write_results(collect_results(plan.title, finished), folder)
-        spent = "no privacy" if run.epsilon is None else f"ε = {run.epsilon:.3f}"
+        spent = "no privacy" if run.epsilon is None else f"ε = {format_epsilon(run.epsilon)}"
         measure = Measure.of(run.details)
         score = f"{measure.show(run.score)} {measure.name}"
         lasted = "" if run.seconds is None else f", {run.seconds:.1f} s"

@@ -14,8 +14,9 @@ from rich.table import Column, Table
 
 from apportion.data import KNOWN
 from apportion.errors import InvalidArgument
+from apportion.reporting.formatting import format_epsilon
 from apportion.reporting.result import Results, RunResult
-from apportion.reporting.series import group_series
+from apportion.reporting.series import Series, group_series
 from apportion.training.folders import tidied
 
 _people = Console(stderr=True, highlight=False)
@@ -87,27 +88,38 @@ def show_results(results: Results, folder: Path, *, as_json: bool) -> None:
     spares = any(run.epsilon_spent != run.epsilon for run in results.runs if run.epsilon_spent is not None)
     series = group_series(results.runs)
     measure = series[0].measure
-    numbers = ("ε reserved" if spares else "ε spent", "δ", measure.title, "steps", "seconds")
-    columns = (Column(heading, justify="right") for heading in numbers)
-    table = Table("recipe", *columns, title=escape(results.title or ""))
-    for one in series:
-        delta = one.runs[0].delta
-        spread = "" if one.spread is None else f" ± {measure.show_spread(one.spread)}"
-        table.add_row(
-            escape(one.recipe),
-            "no privacy" if one.epsilon is None else f"{one.epsilon:.3f} of {one.target:g}",
-            "" if delta is None else f"{delta:g}",
-            ("no score" if measure.held_out else "")
-            if one.score is None
-            else f"{measure.show(one.score)}{spread}".replace("\u00a0", " "),
-            str(one.runs[0].steps),
-            "" if one.seconds is None else f"{one.seconds:.1f}",
-        )
+    rows = [
+        {
+            "recipe": escape(one.recipe),
+            "ε reserved" if spares else "ε spent": "no privacy"
+            if one.epsilon is None
+            else f"{format_epsilon(one.epsilon)} of {one.target:g}",
+            "δ": "" if one.runs[0].delta is None else f"{one.runs[0].delta:g}",
+            measure.title: _show_score(one),
+            "steps": str(one.runs[0].steps),
+            "seconds": "" if one.seconds is None else f"{one.seconds:.1f}",
+        }
+        for one in series
+    ]
+    shown = [
+        heading for heading in rows[0] if any(row[heading] for row in rows)
+    ]  # nothing measured, no time told: no column
+    columns = (Column(heading, justify="left" if heading == "recipe" else "right") for heading in shown)
+    table = Table(*columns, title=escape(results.title or ""))
+    for row in rows:
+        table.add_row(*(row[heading] for heading in shown))
     console.print(table)
     if any(run.epsilon is not None and not run.private for run in results.runs):
         console.print("A seed was given: these runs are reproducible and NOT private.")
     print_lines(console, f"Look at   {folder / 'report.html'}   (numbers: {folder / 'results.json'})")
     print_lines(console, *next_steps(results.runs[0]))
+
+
+def _show_score(one: Series) -> str:
+    if one.score is None:
+        return "no score" if one.measure.held_out else ""
+    spread = "" if one.spread is None else f" ± {one.measure.show_spread(one.spread)}"
+    return f"{one.measure.show(one.score)}{spread}".replace("\u00a0", " ")
 
 
 def next_steps(run: RunResult) -> list[str]:

@@ -225,6 +225,7 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
     from apportion.compare.feature_subject import on_features
     from apportion.compare.held_out import ask_score, make_key, split_subject, with_score
     from apportion.planning import Plan
+    from apportion.training.statement import show_epsilon
 
     experiment, plan = request.experiment, None if request.plan is None else Plan.from_json(request.plan)
     subject = resolve(experiment.data, experiment.model, data_dir, experiment.table)
@@ -272,12 +273,15 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
     for line in request.chosen:
         print_error_stream(f"Chosen, as nothing was said: {line}.")
     if run.epsilon is not None:
+        taken = run.epsilon if run.epsilon_spent is None else run.epsilon_spent
         scored = "" if "parts" not in run.details else " and the score"
-        print_error_stream(f"ε = {run.epsilon_spent:.4f} {TAKEN}{scored}; {run.epsilon:.4f} {RESERVED}: the guarantee.")
+        print_error_stream(
+            f"ε = {show_epsilon(taken)} {TAKEN}{scored}; {show_epsilon(run.epsilon)} {RESERVED}: the guarantee."
+        )
         for name, epsilon in run.details.get("parts", {}).items():
-            print_error_stream(f"  {name}: ε = {epsilon:.4f}")
+            print_error_stream(f"  {name}: ε = {show_epsilon(epsilon)}")
         for group in run.details.get("groups", ()):
-            print_error_stream(f"  {group['name']}: ε = {group['epsilon']:.4f} of {group['budget']:g}")
+            print_error_stream(f"  {group['name']}: ε = {show_epsilon(group['epsilon'])} of {group['budget']:g}")
         if (usable := run.details.get("usable")) is not None:
             print_error_stream(f"Usable records: about {usable:.0%}, by a noisy count that is part of the plan.")
         elif experiment.count_usable:
@@ -286,7 +290,8 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
                 "be used, only the file below says so."
             )
         print_error_stream(
-            f"Privacy statement: {(folder / STATEMENT).with_suffix('.md')} (to hand in: apportion statement {folder})"
+            f"Privacy statement: {(folder / STATEMENT).with_suffix('.md')} (to hand in: "
+            f"apportion statement {folder} --out statement.html)"
         )
         print_error_stream(
             f"{folder / PROBLEMS} says exactly which records could not be used. It is for the owner of the data: do not publish it, and do "

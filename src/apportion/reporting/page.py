@@ -86,6 +86,7 @@ def _describe_experiment(experiment: Experiment, place: int, colours: Mapping[st
         "bands": any(meta["role"] == "band" for meta in metas),
         "stripes": any("twins" in meta for meta in metas),
         "metric": experiment.measure.name,
+        "measured": any(one.score is not None for one in series),
         "score_title": experiment.measure.title.capitalize(),
         "reach": find_costs(series, colours),
         "statements": collect_statements(series, colours),

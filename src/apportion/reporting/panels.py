@@ -32,7 +32,7 @@ from apportion.reporting.drawing import (
     make_figure,
     stripe_coinciding,
 )
-from apportion.reporting.formatting import format_percent
+from apportion.reporting.formatting import format_epsilon, format_percent
 from apportion.reporting.result import HistoryEntry, as_number
 from apportion.reporting.series import Experiment, Series, rank_of
 
@@ -225,7 +225,7 @@ def caption_people(series: Sequence[Series], figure: Any) -> str:
     """Whether every group ends at its budget."""
     said = [
         f"{one.label}: "
-        + ", ".join(f"{group['name']} {float(group['epsilon']):.3f} of {group['budget']:g}" for group in groups)
+        + ", ".join(f"{group['name']} {format_epsilon(group['epsilon'])} of {group['budget']:g}" for group in groups)
         for one in series
         if (groups := people_of(one))
     ]

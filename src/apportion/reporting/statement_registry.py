@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from apportion.errors import InvalidArgument
-from apportion.reporting.formatting import format_value
+from apportion.reporting.formatting import format_epsilon, format_value
 from apportion.reporting.run_facts import CURATOR, PUBLISHER, TRAINER, RunFacts
 
 FILL_IN = "FILL IN"
@@ -80,8 +80,8 @@ def describe_other_runs(facts: RunFacts) -> str:
         return (
             f"Runs: charged to the ledger of {shared['name']}, which admits runs only while all of them together stay within "
             f"ε = {shared['limit_epsilon']:g}, δ = {shared['limit_delta']:g} for one {shared['unit']} (rule {shared['rule']}). This was "
-            f"run {shared['run']} of {shared['runs_admitted']} when the statement was written; ε = {shared['epsilon_admitted']:.4f} was "
-            "admitted."
+            f"run {shared['run']} of {shared['runs_admitted']} when the statement was written; "
+            f"ε = {format_epsilon(shared['epsilon_admitted'])} was admitted."
         )
     return "Runs: this ε covers this run alone. Other runs on the same data, if there are any, are not covered by it."
 
@@ -118,7 +118,7 @@ def _held_out_mechanism(facts: RunFacts) -> str:
 
 def _privacy_loss(facts: RunFacts) -> dict[str, Any]:
     said = facts.statement
-    details = [f"{whom}: ε = {epsilon:.6g}, δ = {delta:g}" for whom, epsilon, delta in facts.promises()]
+    details = [f"{whom}: ε = {format_epsilon(epsilon)}, δ = {delta:g}" for whom, epsilon, delta in facts.promises()]
     unit = f"Neighbouring data sets: {said['neighbours']}."
     if users := said.get("users"):
         unit += f" {users['rule'][:1].upper()}{users['rule'][1:]}."

@@ -152,13 +152,13 @@ def in_words(facts: dict[str, Any]) -> str:
     factor = math.exp(min(facts["epsilon"], 700))
     text = (
         f"Whatever is computed from the released model{_with_score(facts)}, the probability of any result changes by at most a factor "
-        f"e^{_rounded_up(facts['epsilon'])}, about {factor:.3g} (plus δ = {facts['delta']:g}), when one {facts['unit']} is added to the "
-        f"training data or removed from it. This held for all {facts['steps_taken']} steps taken, each draw on a fresh Poisson batch "
+        f"e^{show_epsilon(facts['epsilon'], 3)}, about {factor:.3g} (plus δ = {facts['delta']:g}), when one {facts['unit']} is added to "
+        f"the training data or removed from it. This held for all {facts['steps_taken']} steps taken, each draw on a fresh Poisson batch "
         f"with sampling rate {facts['sample_rate']:.4g}."
     )
     if groups := facts.get("groups"):
         text += " Members of single groups have budgets of their own: " + ", ".join(
-            f"{one['name']} e^{_rounded_up(one['epsilon'])}" for one in groups
+            f"{one['name']} e^{show_epsilon(one['epsilon'], 3)}" for one in groups
         )
         text += "."
     if not facts["private"]:
@@ -170,10 +170,10 @@ def _with_score(facts: dict[str, Any]) -> str:
     return " and the score of held-out records" if facts.get("holdout") else ""
 
 
-def _rounded_up(epsilon: float) -> str:
-    """ε to three places, never below the true one."""
-    shown = f"{epsilon:.3f}"
-    return shown if float(shown) >= epsilon else f"{float(shown) + 0.001:.3f}"
+def show_epsilon(epsilon: float, places: int = 4) -> str:
+    """ε to so many places, never below the true one."""
+    shown = f"{epsilon:.{places}f}"
+    return shown if float(shown) >= epsilon else f"{float(shown) + 10**-places:.{places}f}"
 
 
 def as_markdown(facts: dict[str, Any]) -> str:
@@ -182,8 +182,8 @@ def as_markdown(facts: dict[str, Any]) -> str:
     if "weights_sha256" in facts:
         lines += [f"| written | {facts['written']} |", f"| sha256 of weights.safetensors | {facts['weights_sha256']} |"]
     rows = {
-        "ε (guarantee)": f"{facts['epsilon']:.4f}, of a budget of {facts['target_epsilon']:g}",
-        f"ε of the steps taken{_with_score(facts)}": f"{facts['epsilon_spent']:.4f}",
+        "ε (guarantee)": f"{show_epsilon(facts['epsilon'])}, of a budget of {facts['target_epsilon']:g}",
+        f"ε of the steps taken{_with_score(facts)}": show_epsilon(facts["epsilon_spent"]),
         "δ": f"{facts['delta']:g}",
         "unit of privacy": facts["unit"],
         "neighbouring data sets": facts["neighbours"],
@@ -204,13 +204,13 @@ def as_markdown(facts: dict[str, Any]) -> str:
         rows |= {
             "data set": f"{shared['name']}, run {shared['run']} of {shared['runs_admitted']} so far",
             "all runs together": f"at most ε = {shared['limit_epsilon']:g}, δ = {shared['limit_delta']:g} (the limit; rule: "
-            f"{shared['rule']}); admitted so far ε = {shared['epsilon_admitted']:.4f}, left {shared['left']}",
+            f"{shared['rule']}); admitted so far ε = {show_epsilon(shared['epsilon_admitted'])}, left {shared['left']}",
             "head of the ledger": shared["ledger_head"],
         }
     if users := facts.get("users"):
         rows["records of a user"] = users["rule"] + ("" if users["k_max"] is None else f"; k_max = {users['k_max']}")
     if held := facts.get("holdout"):
-        parts = " + ".join(f"{epsilon:.4f} ({name})" for name, epsilon in facts["parts"].items())
+        parts = " + ".join(f"{show_epsilon(epsilon)} ({name})" for name, epsilon in facts["parts"].items())
         rows["parts of ε (guarantee)"] = f"{parts}: they add up"
         rows["score of held-out records"] = f"one noisy number about {held['fraction']:.3g} of the records, asked once"
         if held.get("useful"):
@@ -233,7 +233,7 @@ def as_markdown(facts: dict[str, Any]) -> str:
             "|---|---|---|---|---|---|",
         ]
         lines += [
-            f"| {one['name']} | {one['share']:g} | {one['epsilon']:.4f} | {one['budget']:g} | {one['sample_rate']:.6g} | "
+            f"| {one['name']} | {one['share']:g} | {show_epsilon(one['epsilon'])} | {one['budget']:g} | {one['sample_rate']:.6g} | "
             f"{one['clip_scale']:.4g}·C |"
             for one in groups
         ]
