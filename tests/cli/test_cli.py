@@ -5,6 +5,11 @@ import subprocess
 import sys
 
 import pytest
+import typer
+
+from apportion.cli.main import app
+from apportion.cli.output import show_results
+from apportion.reporting.result import Results, RunResult
 
 BUDGET = ["--epsilon", "3", "--delta", "1e-5", "--unit", "record", "--population", "1437"]
 DU = [
@@ -283,3 +288,28 @@ def test_a_file_that_is_no_plan_is_named(apportion, tmp_path):
 def test_as_a_module():
     done = subprocess.run([sys.executable, "-m", "apportion", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.strip()
+
+
+def commands_of(group):
+    for command in group.commands.values():
+        yield from commands_of(command) if hasattr(command, "commands") else [command]
+
+
+@pytest.mark.parametrize("command", list(commands_of(typer.main.get_command(app))), ids=lambda command: command.name)
+def test_help_fits_any_terminal_and_names_options_that_exist(command):
+    """A paragraph is one line, which a terminal wraps; and no option speaks of --schema where there is none."""
+    assert command.help
+    assert all("\n" not in part for part in command.help.split("\n\n"))
+    known = {name for one in command.params for name in one.opts}
+    assert "--schema" in known or not any("--schema" in (getattr(one, "help", None) or "") for one in command.params)
+
+
+def test_a_table_shows_no_epsilon_below_the_true_one_and_no_empty_column(tmp_path, capsys):
+    spent = RunResult(
+        data="mine:data", recipe="abadi", epsilon=2.9954, target_epsilon=3.0, delta=1e-5, steps=20, private=True
+    )
+    show_results(Results([spent]), tmp_path, as_json=False)
+    out = capsys.readouterr().out
+    assert "2.996 of 3" in out
+    assert "seconds" not in out
+    assert "accuracy" not in out

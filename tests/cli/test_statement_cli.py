@@ -60,6 +60,7 @@ def test_a_comparison_is_exported(apportion, tmp_path):
     assert (row["recipe"], row["private"]) == ("abadi", "False")
     code, out, err = apportion("report", str(folder), "--out", "one.docx")
     assert (code, out) == (2, "")
+    assert "out='one.docx'" in err
     assert "End it in .html" in err
 
 

@@ -38,6 +38,10 @@ def check(
 
     With data (built-in models use `digits`) it also says which engine computes the per-record gradients, and by which rule, what
     memory that takes, and about what it costs.
+
+    Example: apportion check --model my_models:build --fix
+
+    Example: apportion check --model cnn --data mnist --memory-limit 2GB
     """
     from apportion.models.check import check as check_model
     from apportion.models.fix import fix

@@ -41,7 +41,12 @@ def limit(
         ),
     ] = "gaussian",
 ) -> None:
-    """Make a new ledger and declare, for good, what all runs on a data set may spend together."""
+    """Make a new ledger and declare, for good, what all runs on a data set may spend together.
+
+    A run that names it (`--ledger`) is admitted only if the limit covers its whole plan together with all earlier ones.
+
+    Example: apportion ledger limit patients.sqlite --name patients --epsilon 3 --delta 1e-6 --unit record
+    """
     from apportion.accounting.ledger import Ledger
     from apportion.accounting.run_filter import RULES
 
@@ -57,7 +62,12 @@ def limit(
 
 @app.command("show")
 def show(path: File, as_json: Annotated[bool, option("Print JSON for programs.", name="--json")] = False) -> None:
-    """Show the runs, what they were charged, and what is left of the limit."""
+    """Show the runs, what they were charged, and what is left of the limit.
+
+    It also says when the other rule would have taken less.
+
+    Example: apportion ledger show patients.sqlite
+    """
     with _opened(path) as ledger:
         facts = _facts(ledger)
     if facts["damage"]:
@@ -97,7 +107,13 @@ def verify(
     path: File,
     head: Annotated[str | None, option("A hash of a last row that was noted earlier.")] = None,
 ) -> None:
-    """Check every row against its hash. Exits with 1 and names the first bad row if there is one."""
+    """Check every row against its hash. Exits with 1 and names the first bad row if there is one.
+
+    A file that was rewritten, cut off or replaced by an older copy is found by --head: the last row's hash, as `show` and every privacy
+    statement have it.
+
+    Example: apportion ledger verify patients.sqlite --head HASH
+    """
     with _opened(path) as ledger:
         damage, last = ledger.verify(head), ledger.head()
     if damage:

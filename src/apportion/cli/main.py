@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import warnings
+from inspect import getdoc
 from typing import Annotated, Any
 
 import typer
@@ -56,8 +57,19 @@ for _command in (
     check,
 ):
     app.command()(_command)
-for _name, _group in {"data": data, "ledger": ledger, "audit": audit}.items():
-    app.add_typer(_group.app, name=_name)
+_groups = {"data": data.app, "ledger": ledger.app, "audit": audit.app}
+for _name, _group in _groups.items():
+    app.add_typer(_group, name=_name)
+
+
+def _describe(command: Any) -> str:
+    """What a command says about itself, a line for each paragraph: a terminal is narrower than its docstring."""
+    return "\n\n".join(" ".join(part.split()) for part in (getdoc(command) or "").split("\n\n"))
+
+
+for _listed in (app, *_groups.values()):
+    for _registered in _listed.registered_commands:
+        _registered.help = _describe(_registered.callback)
 
 # Some versions of typer carry their own copy of click, so its base error is found by name.
 _CommandLineError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

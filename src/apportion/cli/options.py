@@ -38,6 +38,10 @@ Data = Annotated[
         "Built-in name (`apportion data list`), folder:PATH, a CSV or Parquet file with --schema and --target, or your own module:function."
     ),
 ]
+NoTable = Annotated[
+    str | None, option("Built-in name (`apportion data list`), folder:PATH, or your own module:function.")
+]
+"""Of commands that do not read tables by a schema."""
 Model = Annotated[
     str | None, option("linear, mlp, cnn, lstm, embedding, or your own module:function.", "by the kind of data")
 ]

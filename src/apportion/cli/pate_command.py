@@ -31,7 +31,7 @@ _OTHERWISE = (50, 250)
 class Options(options.Owners):
     """What is said about a run."""
 
-    data: options.Data
+    data: options.NoTable
     group: list[str] = option(
         "A group: its ε and its share of the people. Repeatable; one with share 1 for everybody.",
         "for benchmarks " + ", ".join(BENCHMARK_GROUPS),

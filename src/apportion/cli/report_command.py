@@ -32,7 +32,11 @@ def report(
     Example: apportion report runs/compare-digits --out table.tex
     """
     from apportion.reporting import report as write
+    from apportion.reporting.export import require_suffix
+    from apportion.reporting.write import SUFFIXES
 
+    if out is not None and not out.is_dir():
+        require_suffix("out", out, SUFFIXES)
     first = results[0]
     if len(results) > 1:
         place = Path("report.html")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 class Options(options.Optimiser, options.Subject):
     """What is said about the search and the private run that it is for."""
 
+    data: options.NoTable
     noise_multiplier: float = option("z of the private run, as `apportion plan` tells it.")
     epochs: int = option("How many thresholds to find.", "1")
     runs: int = option("Searches of the first epoch, whose mean is C₀.", "5")

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from apportion.cli.options import option
+from apportion.errors import InvalidArgument
 
 
 def statement(
@@ -31,9 +32,12 @@ def statement(
 
     Example: apportion statement runs/default-digits --format registry --out entry.json
     """
-    from apportion.reporting.documents import format_statement, write_statement
+    from apportion.reporting.documents import SUFFIXES, format_statement, write_statement
 
     if out is None:
         typer.echo(format_statement(run, form), nl=False)
-    else:
-        typer.echo(write_statement(run, out, form))
+        return
+    if out.suffix.lower() != (expected := SUFFIXES[form]):
+        fix = f"End it in {expected}, or name another --format"
+        raise InvalidArgument("out", str(out), f"the form {form} is written to a file that ends in {expected}", fix)
+    typer.echo(write_statement(run, out, form))

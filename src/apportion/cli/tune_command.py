@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 class Options(options.Training):
     """What every trial is, but for what is varied."""
 
+    data: options.NoTable
     recipe: list[str] = option("Repeatable: all get the same trials.", options.DEFAULT_RECIPE_SHOWN)
 
 

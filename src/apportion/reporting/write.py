@@ -14,6 +14,8 @@ from apportion.reporting.export import EXPORTS, require_suffix
 from apportion.reporting.held_out_score import HeldOutScore
 from apportion.reporting.result import FILE, Results, RunResult, read_json, read_results
 
+SUFFIXES = (".html", ".htm", *EXPORTS)
+"""How a report may end: a page, or its table alone."""
 _PUBLIC = ("privacy.json", "configuration.json", "history.json")
 _STATED = (
     *("epsilon", "epsilon_spent", "target_epsilon", "delta", "unit", "neighbours", "accountant", "private"),
@@ -73,7 +75,7 @@ def write_report(results: Results | Mapping[str, Any], path: Path | str, *, titl
     target = Path(path)
     if target.is_dir():
         target = target / "report.html"
-    suffix = require_suffix("path", target, (".html", ".htm", *EXPORTS))
+    suffix = require_suffix("path", target, SUFFIXES)
     found = results if isinstance(results, Results) else Results.from_json(results)
     page = EXPORTS[suffix](found) if suffix in EXPORTS else _render(found, title)
     try:
