@@ -23,7 +23,20 @@ def test_equal_runs_name_the_rule_with_less_noise(apportion):
 
 
 def test_json_dry_run_and_page(apportion, tmp_path):
-    more = ("--epsilon", "8", "--dry-run", "synthetic", "--model", "linear", "--lr", "4", "--out", "advice.html")
+    more = (
+        "--epsilon",
+        "8",
+        "--dry-run",
+        "synthetic",
+        "--model",
+        "linear",
+        "--lr",
+        "4",
+        "--runs",
+        "2",
+        "--out",
+        "advice.html",
+    )
     code, out, err = apportion(*SMALL, *more, "--json")
     assert code == 0
     content = json.loads(out.splitlines()[-1])
@@ -36,6 +49,10 @@ def test_json_dry_run_and_page(apportion, tmp_path):
     page = (tmp_path / "advice.html").read_text(encoding="utf-8")
     assert "buys: 4,000 records" in page
     assert "dry run on synthetic" in page
+    assert "each of 2 runs" in page
+    assert (
+        '"ticktext":["0.25","0.5","1","2","4","8"]' in page
+    )  # kept results lie at all of them, whatever was asked about
 
 
 def test_the_unit_is_said(apportion):
@@ -50,6 +67,8 @@ def test_what_is_wrong_is_one_sentence_and_nothing_is_written(apportion, tmp_pat
         (("--epsilon", "-1"), "epsilon"),
         (("--population", "0"), "population"),
         (("--runs", "0"), "runs"),
+        (("--model", "cnn"), "only a dry run trains a model"),
+        (("--lr", "2"), "only a dry run trains a model"),
         (("--recipe", "defualt"), "default"),
         (("--dry-run", "nonsense"), "nonsense"),
         (("--dry-run", "digits", "--population", "100000", "--epsilon", "1"), "public records"),

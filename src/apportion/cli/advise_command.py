@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from apportion.compare.resolve import Subject
     from apportion.compare.table_subject import TableChoice
 
-_SYNTHETIC_RECORDS = 5000
+_SYNTHETIC_RECORDS, _LR = 5000, 0.5
 
 
 @options.declared_in(options.Table)
@@ -42,8 +42,13 @@ def advise(
             "Parquet file with --schema, --target and --test (naming it here declares that it is public)."
         ),
     ] = None,
-    model: options.Model = None,
-    lr: Annotated[float, option("Learning rate of the dry runs.")] = 0.5,
+    model: Annotated[
+        str | None,
+        option(
+            "Of the dry runs: linear, mlp, cnn, lstm, embedding, or your own module:function.", "by the kind of data"
+        ),
+    ] = None,
+    lr: Annotated[float | None, option("Learning rate of the dry runs.", "0.5")] = None,
     data_dir: options.DataDir = None,
     out: Annotated[Path | None, option("Also draw it all on a page (.html).")] = None,
     as_json: options.Json = False,
@@ -70,6 +75,10 @@ def advise(
     if table is not None and dry_run is None:
         reason = "no data of yours is read; a table can be named for a dry run, and then is public"
         raise InvalidArgument("schema", str(said.get("schema")), reason, "Leave it out, or pass --dry-run public.csv")
+    for name, value in {"model": model, "lr": lr}.items():
+        if value is not None and dry_run is None:
+            reason = "only a dry run trains a model, and none was asked for"
+            raise InvalidArgument(name, value, reason, "Pass --dry-run synthetic, or data that is public")
     if sample_rate is None and batch_size is None:
         batch_size = min(512, population) if population > 0 else None
     if steps is None and epochs is None:
@@ -88,7 +97,7 @@ def advise(
         **more,
     )
     if dry_run is not None:
-        advice = _try(advice, dry_run, _subject(dry_run, model, data_dir, table), table, lr)
+        advice = _try(advice, dry_run, _subject(dry_run, model, data_dir, table), table, _LR if lr is None else lr)
     if out is not None:
         from apportion.cli.advise_figure import write_advice
 

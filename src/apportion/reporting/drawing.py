@@ -68,10 +68,21 @@ def make_page_figure(title: str, panels: Sequence[str] = ("",), widths: Sequence
     figure.update_annotations(font={"size": 14})
     figure.update_layout(
         title={"text": title, "x": 0, "xref": "paper"},
-        margin={"l": 24, "r": 24, "t": 96, "b": 24},
+        modebar={
+            "bgcolor": _CLEAR,
+            "color": MUTED,
+            "activecolor": INK,
+        },  # on a page without colour it would be a grey bar
+        margin={"l": 24, "r": 24, "t": 96 + 24 * title.count("<br>"), "b": 24},
         showlegend=True,
-        legend={"orientation": "h", "y": -0.12},
+        legend={
+            "orientation": "h",
+            "yref": "container",
+            "yanchor": "bottom",
+            "y": 0.02,
+        },  # below the titles of the axes
     )
+    figure.update_xaxes(title={"font": _LABEL, "standoff": 8})
     return figure
 
 
@@ -90,7 +101,7 @@ def write_schedules(title: str, panels: Mapping[str, Sequence[Curve]], out: Path
 def write_page(figure: Any, out: Path | str, argument: str) -> Path:
     """Write `figure` to `out`. `argument` is what the person called the file, for the message that it cannot be written."""
     try:
-        figure.write_html(out, include_plotlyjs=True, full_html=True)
+        figure.write_html(out, include_plotlyjs=True, full_html=True, config={"displaylogo": False})
     except OSError as error:
         reason = f"it cannot be written: {error.strerror}"
         raise InvalidArgument(argument, str(out), reason, "Choose another file") from error
