@@ -11,6 +11,7 @@ from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.cli import main
 from apportion.cli.account_command import account
 from apportion.event import Event
+from apportion.training.statement import show_epsilon
 
 PRICE = PrivacyLossAccountant().epsilon({Event(0.01, 4.0): 10_000}, 1e-5)
 
@@ -55,7 +56,7 @@ def saved_run(tmp_path, records, model, budget):
 def test_a_schedule(run_account, schedule):
     code, out, _ = run_account(schedule, "--delta", "1e-5")
     assert code == 0
-    assert f"ε = {PRICE:.4f} for one record" in out
+    assert f"ε = {show_epsilon(PRICE)} for one record" in out
     assert "10,000 steps" in out
 
 

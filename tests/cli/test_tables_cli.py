@@ -10,6 +10,7 @@ import pytest
 
 import apportion as ap
 from apportion.accounting.ledger import Ledger
+from apportion.training.statement import show_epsilon
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tables"))
 from made_tables import SCHEMA, patients
@@ -173,8 +174,8 @@ def test_one_epsilon_is_shown_everywhere(apportion, files):
     facts = json.loads((files / "run/public/privacy.json").read_text())
     assert (facts["epsilon"], facts["parts"], facts["target_epsilon"]) == (total, parts, 2)
     page = (files / "run/public/privacy.md").read_text()
-    assert f"{total:.4f}, of a budget of 2" in page
-    assert f"{parts['training']:.4f} (training) + 0.8000" in page
+    assert f"{show_epsilon(total)}, of a budget of 2" in page
+    assert f"{show_epsilon(parts['training'])} (training) + 0.8000" in page
     assert f"{total + 0.0005:.2f}"[:4] in run["statement"]
     code, out, err = apportion("account", "run", "--json")
     account = json.loads(out)

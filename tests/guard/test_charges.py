@@ -16,6 +16,7 @@ import runs
 from apportion.accounting.ledger import Ledger
 from apportion.cli.main import main
 from apportion.curator import mechanisms
+from apportion.training.statement import show_epsilon
 
 LEDGER = "secret/ledger.sqlite"
 SMALL = {"population": 40, "sample_rate": 0.25, "steps": 6}
@@ -220,7 +221,7 @@ def test_the_price_in_a_run_folder_is_what_somebody_else_computes_from_its_ledge
     assert [(0.2, entry["noise_multiplier"]) for entry in history] == events
     assert [z for z, times in plan["multipliers"] for _ in range(times)] == [z for _, z in events]
     assert (facts["noise"]["first"], facts["noise"]["last"]) == (events[0][1], events[-1][1])
-    assert f"{facts['epsilon']:.4f}" in (tmp_path / "run/public/privacy.md").read_text()
+    assert show_epsilon(facts["epsilon"]) in (tmp_path / "run/public/privacy.md").read_text()
 
 
 def test_the_price_so_far_is_that_of_the_steps_so_far(model, records, budget, tmp_path):

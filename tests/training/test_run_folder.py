@@ -81,7 +81,7 @@ def test_the_statement_says_what_was_done(run, budget):
     assert (facts["steps_planned"], facts["steps_taken"]) == (4, 4)
     assert facts["private"] is True
     text = as_markdown(facts)
-    for words in ("one record is added", "Poisson", "Decay(start=0.7", "Not covered", f"{facts['epsilon']:.4f}"):
+    for words in ("one record is added", "Poisson", "Decay(start=0.7", "Not covered", show_epsilon(facts["epsilon"])):
         assert words in text
 
 
