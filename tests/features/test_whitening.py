@@ -55,10 +55,16 @@ def test_features_of_a_record_are_its_own_and_computed_together():
     assert "drawn images" in extractor.features.public
 
 
+def test_signals_are_whitened_too():
+    extractor = ap.features.Extractor(ap.features.Whiten(ap.features.Scatter()), (2, 32), norm=None)
+    assert extractor.together
+    assert torch.isfinite(extractor(torch.rand(2, 2, 32))).all()
+
+
 @pytest.mark.parametrize(
     ("features", "shape", "message"),
     [
-        (ap.features.Scatter(), (1, 64), "drawn with channels, height and width"),
+        (ap.features.WordCounts(), (64,), "are drawn to whiten it by"),
         (ap.features.Pretrained(nn.Flatten(), public="no weights"), (1, 8, 8), "whitened over positions"),
     ],
 )

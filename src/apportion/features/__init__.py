@@ -14,8 +14,19 @@ if TYPE_CHECKING:
     from apportion.features.pretrained import Pretrained
     from apportion.features.scatter import Scatter
     from apportion.features.whitening import Whiten
+    from apportion.features.word_counts import WordCounts
 
-__all__ = ["Extractor", "FeatureMap", "GroupNorm", "Pretrained", "Scatter", "Whiten", "extract", "linear_head"]
+__all__ = [
+    "Extractor",
+    "FeatureMap",
+    "GroupNorm",
+    "Pretrained",
+    "Scatter",
+    "Whiten",
+    "WordCounts",
+    "extract",
+    "linear_head",
+]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -27,5 +38,6 @@ __getattr__, __dir__ = lazy_names(
         "pretrained": ("Pretrained",),
         "scatter": ("Scatter",),
         "whitening": ("Whiten",),
+        "word_counts": ("WordCounts",),
     },
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 IMAGES = 500
 """That the covariance is estimated from; each has as many positions as the map gives."""
-_PIECE = 50
+_PIECE, _LINES = 50, 16
 _LEAST = 0.01
 """Added to the variances, in units of their mean: directions that drawn images hardly have are not blown up."""
 
@@ -32,7 +32,7 @@ class Whiten(Checked):
     2 points on CIFAR-10 at ε = 1 and 3.
 
     Args:
-        features: the map φ, of images.
+        features: the map φ, of images or signals.
         power: how far the lengths of directions are evened out.
         groups: as of `GroupNorm`, which φ goes through first.
 
@@ -58,19 +58,26 @@ class Whiten(Checked):
         return f"{self.features.public}; whitened by drawn images"
 
     def build(self, shape: tuple[int, ...]) -> nn.Module:
-        """(records, channels, height, width) → (records, channels, height, width)."""
-        if len(shape) != 3:
-            reason = "the images that it is whitened by are drawn with channels, height and width"
-            raise InvalidArgument("features", f"Whiten on inputs of shape {shape}", reason, "Use it for images")
+        """(records, channels, …) → (records, features, …)."""
         module = self.features.build(shape).requires_grad_(False).eval()
         norm = GroupNorm(self.groups)
         with torch.no_grad():
-            drawn = dead_leaves(IMAGES, cast(tuple[int, int, int], tuple(shape)))
+            drawn = _draw(shape)
             found = torch.cat([norm.apply(module(piece)) for piece in drawn.split(_PIECE)]).double()
-        if found.dim() != 4:
+        if found.dim() < 3:
             reason = f"its features have the shape {tuple(found.shape[1:])}, and channels are whitened over positions"
             raise InvalidArgument("features", "Whiten", reason, "Whiten a map that keeps positions, such as Scatter()")
         return _Whitened(module, norm, *_whitening(found.transpose(0, 1).flatten(1), self.power))
+
+
+def _draw(shape: tuple[int, ...]) -> Tensor:
+    """Drawn images; for signals one line of each."""
+    if len(shape) == 3:
+        return dead_leaves(IMAGES, (shape[0], shape[1], shape[2]))
+    if len(shape) == 2:
+        return dead_leaves(IMAGES, (shape[0], _LINES, shape[1]))[:, :, _LINES // 2]
+    reason = "images (channels, height, width) and signals (channels, length) are drawn to whiten it by"
+    raise InvalidArgument("features", f"Whiten on inputs of shape {shape}", reason, "Leave it out")
 
 
 def _whitening(channels: Tensor, power: float) -> tuple[Tensor, Tensor]:
