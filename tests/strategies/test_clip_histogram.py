@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import apportion as ap
 from apportion import InvalidArgument, clip
 from apportion.releases import NormHistogram
 from apportion.request import Released, Request
@@ -75,7 +74,9 @@ def test_a_distribution_is_the_nearest_one_with_the_total_of_the_counts(counts):
         return  # counts a thousand times as large as their total: nothing but rounding
     assert (found >= 0).all()
     assert found.sum() == pytest.approx(1, abs=1e-9)
-    slope = np.array(counts) / total - found  # of the squared distance: equal where parts are positive, smaller elsewhere
+    slope = (
+        np.array(counts) / total - found
+    )  # of the squared distance: equal where parts are positive, smaller elsewhere
     largest = slope[found > 0]
     assert np.ptp(largest) <= 1e-7
     assert slope.max() <= largest.max() + 1e-7
@@ -244,11 +245,6 @@ def test_a_state_is_plain_data_and_is_not_changed(kind):
     assert before == kept != after
     assert told(strategy, kept, at(p3=1.0), at(p19=1.0)) == after == unpack(pack(after))
     assert after[0]["range"] != after[1]["range"]
-
-
-@pytest.mark.parametrize("kind", BOTH)
-def test_conformance(kind):
-    ap.audit.check_strategy(kind(groups="layer", allocation="global")).require()
 
 
 def test_whose_work_it_is():

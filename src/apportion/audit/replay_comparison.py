@@ -88,9 +88,7 @@ def _inspect_answer(
     answers = len(released.gradient) + len(released.statistics)
     asked = len(names) + released.request.statistic_numbers
     if len(step.calls) != len(groups) or answers != asked or sorted(released.gradient) != sorted(names):
-        text = (
-            f"{len(step.calls)} noise calls and {answers} answers for {len(groups)} trained parameters and statistics of {asked} answers"
-        )
+        text = f"{len(step.calls)} noise calls and {answers} answers for {len(groups)} trained parameters and statistics of {asked} answers"
         yield Finding(neighbour, "calls", text, number)
         return
     yield from _inspect_choices(step, neighbour, number, event)

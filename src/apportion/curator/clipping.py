@@ -205,7 +205,11 @@ def statistic_terms(statistic: Statistic, norms: Tensor, clips: Tensor | None = 
     if isinstance(statistic, UsableCount):
         return torch.ones_like(norms) if clips is None else clips.to(norms.dtype)
     if isinstance(statistic, NormHistogram):
-        return _shares_of_points(statistic.points, norms) if clips is None else clips * _shares_of_points(statistic.points, norms / clips)
+        return (
+            _shares_of_points(statistic.points, norms)
+            if clips is None
+            else clips * _shares_of_points(statistic.points, norms / clips)
+        )
     if not isinstance(statistic, UnclippedCount):
         bounded = norms.clamp(max=statistic.bound)
         return bounded if clips is None else clips * bounded
@@ -218,7 +222,9 @@ def statistic_terms(statistic: Statistic, norms: Tensor, clips: Tensor | None = 
 def _shares_of_points(points: Sequence[float], norms: Tensor) -> Tensor:
     """Where each norm lies among the points, (points, b): two neighbours share it, and each column adds up to 1."""
     exact = torch.tensor(points, dtype=torch.float64).to(norms.device).unsqueeze(1)
-    passed = ((norms - exact[:-1]) / (exact[1:] - exact[:-1])).clamp(0.0, 1.0)  # how far beyond each point, up to the next
+    passed = ((norms - exact[:-1]) / (exact[1:] - exact[:-1])).clamp(
+        0.0, 1.0
+    )  # how far beyond each point, up to the next
     ends = torch.ones_like(norms).unsqueeze(0), torch.zeros_like(norms).unsqueeze(0)
     return torch.cat([ends[0], passed]) - torch.cat([passed, ends[1]])
 

@@ -2,17 +2,16 @@
 
 **The histogram.** With each gradient, counts h̃_j of the norms at 20 points between 0 and R are released (`NormHistogram`), for each
 group of parameters, with noise of standard deviation σ_H = z·√(K/r), where r is the share of all K of them in the step's budget. Their
-total ñ = Σ_j h̃_j must be positive, or nothing is learned from them. Counts below the noise are set to 0 in such a way that the total
-stays: h_j = max(h̃_j − τ, 0)/ñ with Σ_j h_j = 1, which makes a distribution of them. Where they are 0, so would the error of many empty
-points add up otherwise.
+total ñ = Σ_j h̃_j must be positive, or nothing is learned from them. The distribution is the nearest one to h̃/ñ: h_j = max(h̃_j − τ, 0)/ñ
+with Σ_j h_j = 1. To set counts below 0 to 0 would leave the noise of many empty points, all on one side.
 
-**Its range.** R is doubled for the next step if more than half of the norms are at its end, and halved if fewer than one point's part of them
-(1/20) are in its upper half.
+**Its range.** R is doubled for the next step if more than half of the norms are at its end, and halved if fewer than a twentieth are in
+its upper half.
 
 Source: Wei et al., DC-SGD: Differentially Private SGD with Dynamic Clipping through Gradient Norm Distribution Estimation. Of the paper
 itself we could read the abstract; its formulas are those of a public summary, and the number of bins and how the range follows are those of
-a published implementation. Ours are the counts at points in place of bins with sharp edges (`NormHistogram` says why), the distribution
-made of them in place of a division by ñ alone, R₀ = 4·C₀, and the exact minimum below in place of a search among candidates.
+a published implementation. Ours are the counts at points in place of bins with sharp edges (`NormHistogram` says why), the nearest
+distribution in place of a division by ñ alone, R₀ = 4·C₀, and the exact minimum below in place of a search among candidates.
 """
 
 from __future__ import annotations
