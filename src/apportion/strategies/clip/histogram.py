@@ -104,7 +104,7 @@ class FromHistogram(Adaptive):
 
 @dataclass(frozen=True)
 class NormPercentile(FromHistogram):
-    """C is the γ-quantile of the norms of the last batch, as a noisy histogram shows it; for each group of parameters.
+    """C = the norm that a part γ of the last batch does not exceed, as a noisy histogram shows it; for each group of parameters.
 
     Between two points the norms are taken to be spread evenly. The module's text says what is released.
 
@@ -149,7 +149,7 @@ class NormPercentile(FromHistogram):
 
 @dataclass(frozen=True)
 class LeastError(FromHistogram):
-    """C minimises V·C² + Σ_j h_j·max(p_j − C, 0)²: the squared error that noise and clipping make; for each group of parameters.
+    """C = argmin V·C² + Σ_j h_j·max(p_j − C, 0)², the squared error that noise and clipping make; for each group of parameters.
 
     The released gradient differs from the mean gradient by noise, whose squared norm is d·(z_Δ·C)²/B² = V·C² on average, where d is the
     number of parameters and z_Δ = z/√(1 − r) the gradient's own multiplier; and by what is clipped, whose squared norm is at most the mean
