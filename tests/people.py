@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import torch
 
 import apportion as ap
@@ -11,7 +12,7 @@ from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.execution import Execution
-from apportion.releases import ClippedSum, UnclippedCount
+from apportion.releases import ClippedSum, NormHistogram, UnclippedCount
 from runs import Gaussian
 
 GROUPS = {"strict": (1.0, 0.34), "medium": (2.0, 0.43), "loose": (3.0, 0.23)}
@@ -90,7 +91,12 @@ def double_loop(model, loss_fn, data, ids, releases, pooling="mean", scale=None)
     gradients = record_gradients(model, loss_fn, data)
     names = list(gradients[0])
     sums = {name: torch.zeros_like(gradients[0][name]) for name in names}
-    statistics = [0.0 for release in releases if not isinstance(release, ClippedSum)]
+    statistics = [
+        0.0
+        for release in releases
+        if not isinstance(release, ClippedSum)
+        for _ in (release.points if isinstance(release, NormHistogram) else (0,))
+    ]
     for user in dict.fromkeys(ids):
         own = [gradient for gradient, owner in zip(gradients, ids, strict=True) if owner == user]
         vector = pooled(own, releases, pooling)
@@ -102,6 +108,11 @@ def double_loop(model, loss_fn, data, ids, releases, pooling="mean", scale=None)
             if isinstance(release, ClippedSum):
                 for name in release.parameters or names:
                     sums[name] += vector[name] * min(1.0, s * release.threshold / max(length, 1e-30))
+                continue
+            if isinstance(release, NormHistogram):
+                for tent in np.eye(len(release.points)):
+                    statistics[place] += s * float(np.interp(length / s, release.points, tent))
+                    place += 1
                 continue
             if isinstance(release, UnclippedCount):
                 ramp = (s * release.threshold - length) / (RAMP_WIDTH * s * release.threshold)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from apportion import InvalidArgument
 from apportion.event import Event
-from apportion.releases import ClippedSum, Frame, NormSum, UnclippedCount
+from apportion.releases import ClippedSum, Frame, NormHistogram, NormSum, UnclippedCount
 from apportion.request import Request
 
 positive = st.floats(0.01, 100)
@@ -102,6 +102,10 @@ class Narrow(NormSum):
     sensitivity = 1e-3
 
 
+class Faint(NormHistogram):
+    sensitivity = 1e-3
+
+
 class Shifting(Frame):
     def restored(self, name, value):
         return value
@@ -116,6 +120,14 @@ FRAME = Frame({"a": torch.zeros(2)}, {"a": torch.ones(2)})
         lambda: Request(0.1, 1.0, 10.0, (Insensitive(1.0),)),
         lambda: Request(0.1, 1.0, 10.0, (ClippedSum(1.0, share=0.5), Doubtful(1.0, None, 0.5))),
         lambda: Request(0.1, 1.0, 10.0, (ClippedSum(1.0, share=0.5), Narrow(1.0, None, 0.5))),
+        lambda: Request(0.1, 1.0, 10.0, (ClippedSum(1.0, share=0.5), Faint((0.0, 1.0), None, 0.5))),
+        lambda: NormHistogram([0.0, 1.0]),
+        lambda: NormHistogram((1.0,)),
+        lambda: NormHistogram((-1.0, 1.0)),
+        lambda: NormHistogram((0.0, 1.0, math.nan)),
+        lambda: NormHistogram((0.0, 1.0, math.inf)),
+        lambda: NormHistogram((0.0, 1e-31)),
+        lambda: NormHistogram((0.0, "1")),
         lambda: Request(0.1, 1.0, 10.0, [ClippedSum(1.0)]),
         lambda: Request(0.1, 1.0, 10.0, type("Releases", (tuple,), {})((ClippedSum(1.0),))),
         lambda: ClippedSum(1.0, ("a",), frame=Shifting(FRAME.centre, FRAME.scale)),

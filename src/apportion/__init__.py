@@ -39,7 +39,17 @@ if TYPE_CHECKING:
     from apportion.models.fix import fix
     from apportion.models.temper import TemperedSigmoid, temper
     from apportion.planning import Plan, plan
-    from apportion.releases import ClippedSum, FirstGain, Frame, Line, LowestLoss, NormSum, UnclippedCount, UsableCount
+    from apportion.releases import (
+        ClippedSum,
+        FirstGain,
+        Frame,
+        Line,
+        LowestLoss,
+        NormHistogram,
+        NormSum,
+        UnclippedCount,
+        UsableCount,
+    )
     from apportion.reporting.documents import write_statement
     from apportion.reporting.write import report
     from apportion.request import Released, Request
@@ -103,6 +113,7 @@ __all__ = [
     "MissingExtra",
     "MultisetNoise",
     "NoiseSchedule",
+    "NormHistogram",
     "NormSum",
     "People",
     "Plan",
@@ -193,7 +204,8 @@ __getattr__, __dir__ = lazy_names(
         "reporting.documents": ("write_statement",),
         "reporting.write": ("report",),
         "releases": (
-            *("ClippedSum", "FirstGain", "Frame", "Line", "LowestLoss", "NormSum", "UnclippedCount", "UsableCount"),
+            *("ClippedSum", "FirstGain", "Frame", "Line", "LowestLoss", "NormHistogram", "NormSum", "UnclippedCount"),
+            "UsableCount",
         ),
         "request": ("Released", "Request"),
         "sklearn": (".",),

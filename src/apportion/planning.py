@@ -30,7 +30,7 @@ from apportion.errors import InvalidArgument
 from apportion.event import Event, GroupFactors, event_for, rate_of_any
 from apportion.plan_files import FORMAT, describe_budget, edited, read_budget, read_content, spread
 from apportion.plan_filters import choose_filter, reference_run, smallest_scale
-from apportion.releases import ClippedSum, Noised, NormSum, UsableCount
+from apportion.releases import ClippedSum, Noised, NormHistogram, NormSum, UsableCount
 from apportion.request import Request
 from apportion.sampling import MOST_STEPS, Sampling
 from apportion.strategies.context import Context
@@ -602,8 +602,8 @@ def _with_people(recipe: Recipe, budget: Budget) -> Recipe:
 
 
 def scale_threshold(release: Noised, factor: float) -> Noised:
-    """The same release with its threshold or bound multiplied."""
-    if isinstance(release, UsableCount):
+    """The same release with its threshold or bound multiplied; a histogram tells of norms, whatever they are clipped to."""
+    if isinstance(release, (NormHistogram, UsableCount)):
         return release
     if isinstance(release, NormSum):
         return replace(release, bound=release.bound * factor)

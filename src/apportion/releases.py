@@ -6,6 +6,7 @@ its own claim: `Request` and the curator look at the exact type. Numbers become 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
@@ -253,6 +254,53 @@ class NormSum(Checked):
         return self.bound
 
 
+CLOSEST_POINTS = 0.04
+"""How far apart the points of a histogram must be, relative to the upper of two: 24 or fewer that are evenly spaced from 0."""
+
+
+def _read_points(argument: str, value: Any, why: str, fix: str) -> tuple[float, ...]:
+    if type(value) is not tuple or len(value) < 2:
+        raise InvalidArgument(argument, shown(value), why, fix)
+    first, *rest = value
+    points = (
+        non_negative(argument, first, why, fix),
+        *(_read_threshold(argument, point, "norms are counted at it", fix) for point in rest),
+    )
+    for lower, upper in itertools.pairwise(points):
+        if not upper - lower >= CLOSEST_POINTS * upper:
+            reason = f"{upper:g} is less than {100 * CLOSEST_POINTS:g} % above {lower:g}, so that rounding could exceed the headroom"
+            raise InvalidArgument(argument, shown(points), reason, fix)
+    return points
+
+
+@final
+@dataclass(frozen=True)
+class NormHistogram(Checked):
+    """Release Σ_i h_i over the gradients of a group, which tells how their norms are distributed over points p_1 < … < p_K.
+
+    A norm n between p_j and p_{j+1} counts (p_{j+1} − n)/(p_{j+1} − p_j) at p_j and the rest at p_{j+1}; one below p_1 or beyond p_K
+    counts 1 there. Bins with sharp edges would let the last bit of a norm, which depends on the other records of a micro-batch, move a
+    record from one bin to the next. A record that contributes nothing (not finite, unreadable) counts nowhere.
+
+    Args:
+        points: p_1 ≥ 0 and the others, each at least 4 % above the one before. Public: declared, or from released values.
+        parameters, share: as of `ClippedSum`.
+
+    Guarantee: the K numbers h_i are at least 0 and add up to 1, so that adding or removing one record changes the histogram by at most 1
+    in L2 norm; a headroom, as of `ClippedSum`, covers the last bits of the others.
+    """
+
+    points: tuple[float, ...] = field(
+        metadata=check(_read_points, "it is not a tuple of two or more norms", "Try points=(0.0, 0.5, 1.0)")
+    )
+    parameters: tuple[str, ...] | None = field(default=None, metadata=_PARAMETERS)
+    share: float = field(default=1.0, metadata=_SHARE)
+
+    @property
+    def sensitivity(self) -> float:
+        return 1 + FLOAT32_HEADROOM
+
+
 @final
 @dataclass(frozen=True)
 class UsableCount(Checked):
@@ -378,8 +426,14 @@ class FirstGain(Checked):
         return Choice(self.epsilon)
 
 
-Statistic = UnclippedCount | NormSum | UsableCount
-"""One number about the gradients of a batch."""
+Statistic = UnclippedCount | NormSum | NormHistogram | UsableCount
+"""One number, or a few, about the gradients of a batch."""
+
+
+def count_numbers(statistic: Statistic) -> int:
+    """How many numbers a statistic is: a histogram has one for each point."""
+    return len(statistic.points) if isinstance(statistic, NormHistogram) else 1
+
 
 Noised = ClippedSum | Statistic
 """A release with Gaussian noise."""
@@ -389,7 +443,7 @@ Selection = LowestLoss | FirstGain
 
 Release = Noised | Selection
 
-NOISED = (ClippedSum, UnclippedCount, NormSum, UsableCount)
+NOISED = (ClippedSum, UnclippedCount, NormSum, NormHistogram, UsableCount)
 
 SELECTIONS = (LowestLoss, FirstGain)
 

@@ -41,6 +41,7 @@ from apportion.releases import (
     Selection,
     Statistic,
     UsableCount,
+    count_numbers,
 )
 from apportion.validate import (
     Checked,
@@ -171,8 +172,13 @@ class Request(Checked):
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
-        """The releases that are one number each."""
+        """The releases that are one number each, or the few of a histogram."""
         return tuple(release for release in self.releases if isinstance(release, Statistic))
+
+    @property
+    def statistic_numbers(self) -> int:
+        """How many numbers the statistics are together."""
+        return sum(map(count_numbers, self.statistics))
 
     @property
     def noised(self) -> tuple[Noised, ...]:
@@ -202,7 +208,8 @@ class Released:
     Args:
         request: what was asked (public).
         gradient: for each trained parameter, (clipped sum + noise) / expected batch size, in its own coordinates.
-        statistics: for each of `request.statistics`, (sum + noise) / expected weight of a batch, which is its size without groups.
+        statistics: for each of `request.statistics`, (sum + noise) / expected weight of a batch, which is its size without groups. A
+            histogram has a number for each of its points, so that `answer_to` finds those of a statistic.
         selected: for each of `request.selections`, the index of the chosen step size; `None` if a `FirstGain` found none.
     """
 
@@ -210,6 +217,12 @@ class Released:
     gradient: Mapping[str, Tensor]
     statistics: tuple[float, ...] = ()
     selected: tuple[int | None, ...] = ()
+
+    def answer_to(self, statistic: Statistic) -> tuple[float, ...]:
+        """The numbers that answer one of `request.statistics`."""
+        place = self.request.statistics.index(statistic)
+        first = sum(map(count_numbers, self.request.statistics[:place]))
+        return self.statistics[first : first + count_numbers(statistic)]
 
     def split_usable(self) -> tuple[Released, float | None]:
         """This answer without the one to a `UsableCount`, which is not for strategies, and that one; `None` if it was not asked for.

@@ -14,15 +14,15 @@ from torch import nn
 
 import apportion as ap
 from apportion.audit import PrivacyViolation
+from apportion.curator import clipping, mechanisms
 from apportion.curator import curator as curator_module
-from apportion.curator import mechanisms
 from apportion.curator.clipping import as_gradients, clip_and_sum
 from apportion.curator.curator import Curator, Draw
 from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Stream
 from apportion.event import Event
-from apportion.releases import ClippedSum
+from apportion.releases import ClippedSum, NormHistogram
 from apportion.request import Request
 from apportion.strategies.recipes import READY, named
 from apportion.training import private as private_module
@@ -487,6 +487,44 @@ def test_an_answer_that_is_rounded_early_is_found(model, records, monkeypatch):
     right = Draw._add_noise
     monkeypatch.setattr(Draw, "_add_noise", lambda self, release, exact: right(self, release, exact.float()))
     assert "release" in {finding.kind for finding in replay(model, LOSS, records, clip=ap.clip.AdaClip()).findings}
+
+
+def last_number_exact(original):
+    """The last number of an answer is the sum itself."""
+
+    def release(self):
+        noise = self._mechanisms.add_gaussian_noise
+
+        def but_one(exact, deviation, stream, divisor):
+            last = exact.view(-1)[-1:] / divisor
+            answer = noise(exact, deviation, stream, divisor)
+            return torch.cat([answer[:-1], last]) if exact.dim() == 1 and len(exact) == 20 else answer
+
+        self._mechanisms = Gaussian(but_one)
+        return original(self)
+
+    return release
+
+
+BROKEN_HISTOGRAMS = {
+    "counted at every point below": (
+        patched(clipping, "_shares_of_points", lambda right: lambda *given: right(*given).flip(0).cumsum(0)),
+        "sensitivity",
+    ),
+    "sensitivity 0.95": (
+        patched(NormHistogram, "sensitivity", lambda right: property(lambda self: 0.95)),
+        "sensitivity",
+    ),
+    "an exact number": (patched(Draw, "release", last_number_exact), "release"),
+}
+
+
+@pytest.mark.parametrize("breakage", BROKEN_HISTOGRAMS)
+def test_a_broken_histogram_is_found(model, records, monkeypatch, breakage):
+    apply, kind = BROKEN_HISTOGRAMS[breakage]
+    apply(monkeypatch)
+    report = replay(model, LOSS, records, clip=ap.clip.LeastError(), steps=2)
+    assert kind in {finding.kind for finding in report.findings}, report.findings
 
 
 def test_a_released_tensor_that_tells_of_its_batch_is_found(model, records, monkeypatch):

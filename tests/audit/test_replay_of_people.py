@@ -61,6 +61,7 @@ CORE = {
     ("adaclip", "scale", "user"), ("he-global", "sample", "user"), ("he-equal", "scale", "coins by record"),
     ("auto-s", "scale", "one record of each"), ("du-dynamic", "scale", "record"), ("yu-validation", "sample", "record"),
     ("adadp", "sample", "record"), ("abadi", None, "user"), ("andrew", "uniform", "record"),
+    ("dc-sgd-e", "scale", "user"),
 }  # fmt: skip
 """In the core suite every way with groups, every unit, and every kind of release; all of them together in the long one."""
 

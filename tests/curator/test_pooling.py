@@ -15,7 +15,7 @@ from apportion.curator import owners as owners_module
 from apportion.curator.owners import RecordOwners, UserOwners
 from apportion.errors import InvalidArgument
 from apportion.event import GroupFactors
-from apportion.releases import FLOAT32_HEADROOM, ClippedSum, Frame, NormSum, UnclippedCount
+from apportion.releases import FLOAT32_HEADROOM, ClippedSum, Frame, NormHistogram, NormSum, UnclippedCount
 from apportion.request import Request
 from people import Books, curator, double_loop, flat, pooled, record_gradients
 
@@ -64,8 +64,9 @@ def releases_for(model, per_layer):
     names = tuple(name for name, _ in model.named_parameters())
     if per_layer:
         first, rest = ClippedSum(0.5, names[:2], 0.3), ClippedSum(1.0, names[2:], 0.3)
-        return first, rest, UnclippedCount(0.5, names[:2], 0.4)
-    return ClippedSum(0.7, share=0.5), UnclippedCount(0.7, share=0.25), NormSum(1.1, share=0.25)
+        return first, rest, UnclippedCount(0.5, names[:2], 0.2), NormHistogram((0.0, 0.5, 1.0), names[2:], 0.2)
+    counts = UnclippedCount(0.7, share=0.2), NormHistogram((0.0, 0.7, 1.4), share=0.1), NormSum(1.1, share=0.2)
+    return ClippedSum(0.7, share=0.5), *counts
 
 
 IDS = [0, 1, 0, 2, 2, 3, 0, 2, 4, 0, 2, 1, 0]
@@ -182,7 +183,16 @@ def test_somebody_moves_every_release_by_at_most_the_part_of_the_group(model, re
     """Added or removed, in every group; and the bound is reached."""
     data = tuple(part[:12] for part in records)
     asked = Request(
-        1.0, 1.0, 1.0, (ClippedSum(0.01, share=0.4), UnclippedCount(0.01, share=0.3), NormSum(0.01, share=0.3)), FACTORS
+        1.0,
+        1.0,
+        1.0,
+        (
+            ClippedSum(0.01, share=0.4),
+            UnclippedCount(0.01, share=0.2),
+            NormSum(0.01, share=0.2),
+            NormHistogram((0.0, 0.01, 0.02), share=0.2),
+        ),
+        FACTORS,
     )
 
     def released(kept, group):
@@ -198,10 +208,11 @@ def test_somebody_moves_every_release_by_at_most_the_part_of_the_group(model, re
         more, fewer = released(list(range(12)), group), released(list(range(12 - removed)), group)
         moved = float((flat(more.gradient) - flat(fewer.gradient)).norm())
         weight = asked.expected_weight
-        count, norms = ((a - b) * weight for a, b in zip(more.statistics, fewer.statistics, strict=True))
+        count, norms, *points = ((a - b) * weight for a, b in zip(more.statistics, fewer.statistics, strict=True))
         assert moved == pytest.approx(factors.clip * 0.01, rel=1e-5)
         assert abs(count) == pytest.approx(factors.clip * 0.5, rel=1e-5)
         assert norms == pytest.approx(factors.clip * 0.01, rel=1e-5)
+        assert points == pytest.approx([0.0, 0.0, factors.clip], abs=1e-5)
 
 
 def test_a_statistic_is_weighted_by_the_factor_of_the_group_and_divided_by_the_declared_weight(model, records):

@@ -1,4 +1,4 @@
-"""Counts, sums of norms, framed and normalised sums: what one record can do to them, what noise they get, what they cost.
+"""Counts, sums and histograms of norms, framed and normalised sums: what one record can do to them, what noise they get, what they cost.
 
 Every judgement about noise is also shown noise that is 5 % wrong, and every bound also a record that reaches it.
 """
@@ -28,7 +28,7 @@ from apportion.curator.tree import map_tensors
 from apportion.errors import BudgetExhausted, InvalidArgument
 from apportion.event import Event
 from apportion.execution import Execution
-from apportion.releases import FLOAT32_HEADROOM, ClippedSum, Frame, NormSum, UnclippedCount
+from apportion.releases import FLOAT32_HEADROOM, ClippedSum, Frame, NormHistogram, NormSum, UnclippedCount
 from apportion.request import Request
 from runs import Gaussian
 
@@ -86,6 +86,12 @@ def counted(norms, bound):
     return np.interp(np.asarray(norms) / bound, [0.95, 1.05], [0.5, -0.5])
 
 
+def placed(norms, points):
+    """For each point, what norms count there: 1 at the point, nothing at the next ones, a straight line between."""
+    tents = np.eye(len(points))
+    return np.array([np.interp(norms, points, tent).sum() for tent in tents])
+
+
 # --- what is counted and summed ---------------------------------------------------------------------------------------------------
 
 
@@ -94,12 +100,17 @@ def counted(norms, bound):
 def test_statistics_are_those_of_single_records_whatever_the_micro_batch(model, records, books, mode, micro_batch):
     everything, layer = norms_of(model, records), norms_of(model, records, NAMES[2:])
     middle, edge = float(np.median(everything)), float(np.quantile(layer, 0.8))
+    points, few = (0.0, 0.5 * middle, middle, 1.5 * middle), (0.9 * edge, 1.2 * edge)
     asked = [UnclippedCount(middle), UnclippedCount(edge, NAMES[2:]), NormSum(middle), NormSum(edge, NAMES[2:])]
+    asked += [NormHistogram(points), NormHistogram(few, NAMES[2:])]
     found = statistics_of(model, records, books, asked, mode=mode, micro_batch=micro_batch)
     assert found[0] == pytest.approx(counted(everything, middle).sum(), abs=1e-3)
     assert found[1] == pytest.approx(counted(layer, edge).sum(), abs=1e-3)
     assert found[2] == pytest.approx(np.minimum(everything, middle).sum(), rel=1e-5)
     assert found[3] == pytest.approx(np.minimum(layer, edge).sum(), rel=1e-5)
+    assert found[4:8] == pytest.approx(placed(everything, points), abs=1e-3)
+    assert found[8:] == pytest.approx(placed(layer, few), abs=1e-3)
+    assert sum(found[4:8]) == pytest.approx(40) == sum(found[8:])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -123,11 +134,23 @@ def test_the_last_bit_of_a_norm_hardly_moves_a_count(distance):
     assert abs(float(found[UnclippedCount(1.0, None, 0.5)])) < 2e-3
 
 
+@pytest.mark.parametrize("norm", [1.0, 1.5, 2.0])
+def test_the_last_bit_of_a_norm_hardly_moves_a_histogram(norm):
+    """Also at a point, in the middle between two and at the last."""
+    histogram = NormHistogram((0.0, 1.0, 2.0), None, 0.5)
+    found = [
+        clip_and_sum({"a": torch.full((1000, 1), norm + distance)}, (ClippedSum(1.0, None, 0.5), histogram))[histogram]
+        for distance in (-1e-7, 1e-7)
+    ]
+    assert float((found[1] - found[0]).norm()) < 1e-3
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
 def test_a_record_without_a_finite_gradient_counts_nothing(model, records, books, mode, bad):
     """Not +½ (its zero is 'unclipped') and not −½: a data set without it must give the same."""
     asked = [UnclippedCount(0.3), UnclippedCount(0.3, NAMES[2:]), NormSum(0.3), NormSum(0.3, NAMES[:1])]
+    asked += [NormHistogram((0.0, 0.3, 0.6)), NormHistogram((0.0, 0.3), NAMES[2:])]
     spoilt = (torch.cat([records[0], torch.full((1, 4), bad)]), torch.cat([records[1], torch.tensor([1])]))
     if bad == 1e38:
         model[0].weight.data[:] = 1e5  # finite numbers whose product is not
@@ -146,7 +169,7 @@ def test_a_record_that_cannot_be_read_or_evaluated_counts_nothing(model, records
                 raise OSError("a damaged file")
             return (records[0][index], records[1][index]) if index < 40 else (records[0][0], torch.tensor(9))
 
-    asked = [UnclippedCount(0.3), NormSum(0.3)]
+    asked = [UnclippedCount(0.3), NormSum(0.3), NormHistogram((0.0, 0.3, 0.6))]
     expected = statistics_of(model, records, books, asked)
     for micro_batch in (1, 5, 256):
         assert statistics_of(model, Holes(), books, asked, micro_batch=micro_batch) == pytest.approx(expected, abs=1e-9)
@@ -155,7 +178,8 @@ def test_a_record_that_cannot_be_read_or_evaluated_counts_nothing(model, records
 def test_a_gradient_of_zero_is_not_clipped(books):
     model = nn.Linear(2, 2, bias=False)
     data = (torch.zeros(3, 2), torch.zeros(3, dtype=torch.long))
-    assert statistics_of(model, data, books, [UnclippedCount(0.1), NormSum(0.1)]) == [1.5, 0.0]
+    asked = [UnclippedCount(0.1), NormSum(0.1), NormHistogram((0.0, 0.1))]
+    assert statistics_of(model, data, books, asked) == [1.5, 0.0, 3.0, 0.0]
 
 
 number = st.one_of(st.floats(-10, 10, width=32), st.sampled_from([0.0, 1e-30, 1e20, -1e38, math.inf, math.nan]))
@@ -173,6 +197,8 @@ def test_removing_a_record_moves_everything_by_at_most_its_sensitivity(values, b
         UnclippedCount(bound, ("a",), 0.2),
         UnclippedCount(bound, None, 0.2),
         NormSum(bound, ("a", "b"), 0.2),
+        NormHistogram((0.0, bound, 3 * bound), ("a", "c"), 0.2),
+        NormHistogram((bound, 1.05 * bound), None, 0.2),
     )
     removed = data.draw(st.integers(0, len(values) - 1))
     rest = {name: torch.cat([tensor[:removed], tensor[removed + 1 :]]) for name, tensor in rows.items()}
@@ -182,9 +208,19 @@ def test_removing_a_record_moves_everything_by_at_most_its_sensitivity(values, b
         moved = torch.cat([(with_record[key] - without[key]).flatten() for key in keys])
         assert moved.isfinite().all()
         assert moved.norm() <= release.sensitivity * (1 + 1e-12)
+        if isinstance(release, NormHistogram):
+            assert moved.norm() <= 1 + 1e-12  # and the headroom is not needed for the record itself
 
 
-@pytest.mark.parametrize("breakage", ["nothing", "count not centred", "norm cut at 1.05 of its bound"])
+BREAKAGES = {  # and by how many sensitivities a record then moves a count, a sum of norms and a histogram
+    "nothing": [1.0, 1.0, 1.0],
+    "count not centred": [2.0, 1.0, 1.0],
+    "norm cut at 1.05 of its bound": [1.0, 1.05, 1.0],
+    "counted at every point below": [1.0, 1.0, math.sqrt(3)],
+}
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES)
 def test_the_bounds_are_reached_so_that_a_little_more_breaks_them(monkeypatch, breakage):
     right = clipping.statistic_terms
     broken = {
@@ -193,14 +229,15 @@ def test_the_bounds_are_reached_so_that_a_little_more_breaks_them(monkeypatch, b
         "norm cut at 1.05 of its bound": lambda s, n, clips: (
             n.clamp(max=1.05 * s.bound) if isinstance(s, NormSum) else right(s, n)
         ),
+        "counted at every point below": lambda s, n, clips: (
+            right(s, n).flip(0).cumsum(0) if isinstance(s, NormHistogram) else right(s, n)
+        ),
     }
     monkeypatch.setattr(clipping, "statistic_terms", broken[breakage])
-    statistics = UnclippedCount(10.0, None, 0.3), NormSum(4.0, None, 0.3)
+    statistics = UnclippedCount(10.0, None, 0.2), NormSum(4.0, None, 0.2), NormHistogram((0.0, 2.5, 5.0), None, 0.2)
     moved = clip_and_sum({"a": torch.tensor([[3.0, 4.0]])}, (ClippedSum(1.0, None, 0.4), *statistics))
-    ratios = [abs(float(moved[one])) / one.sensitivity for one in statistics]
-    assert ratios == (
-        [1.0, 1.0] if breakage == "nothing" else pytest.approx([2.0, 1.0] if "count" in breakage else [1.0, 1.05])
-    )
+    ratios = [float(moved[one].norm()) / one.sensitivity for one in statistics]
+    assert ratios == pytest.approx(BREAKAGES[breakage], rel=2 * FLOAT32_HEADROOM)
 
 
 # --- noise ------------------------------------------------------------------------------------------------------------------------
@@ -261,6 +298,33 @@ def test_statistics_have_the_noise_that_was_paid_for(books, kind):
     assert books.events == [Event(NEVER, 1.5)]
 
 
+HISTOGRAMS = tuple(
+    NormHistogram(tuple((1 + 0.01 * i) * 1e-9 * 1.05**j for j in range(1000)), None, 0.6 / 12) for i in range(12)
+)
+
+
+def histogram_noise(books):
+    answer = empty_answer(books, (ClippedSum(2.0, None, 0.4), *HISTOGRAMS))
+    assert [len(answer.answer_to(one)) for one in HISTOGRAMS] == [1000] * 12
+    return 7.0 * np.concatenate([answer.answer_to(one) for one in HISTOGRAMS])
+
+
+def test_every_number_of_a_histogram_has_the_noise_that_was_paid_for_once(books):
+    """z·1/√w at each point, also of an empty batch, and each its own: a difference of two has twice the variance."""
+    noise, deviation = histogram_noise(books), 1.5 * (1 + FLOAT32_HEADROOM) / math.sqrt(0.6 / 12)
+    require_law(noise, deviation)
+    assert len(set(noise)) == len(noise)
+    for distance in (1, 2, 999, 1000):
+        assert abs(np.corrcoef(noise[distance:], noise[:-distance])[0, 1]) < 5 / math.sqrt(len(noise))
+    assert books.events == [Event(NEVER, 1.5)]
+
+
+@pytest.mark.parametrize("factor", [0.95, 1.05])
+def test_a_sensitivity_of_a_histogram_that_is_five_percent_off_is_noticed(books, monkeypatch, factor):
+    monkeypatch.setattr(NormHistogram, "sensitivity", property(lambda self: factor * (1 + FLOAT32_HEADROOM)))
+    assert not looks_normal(histogram_noise(books), 1.5 * (1 + FLOAT32_HEADROOM) / math.sqrt(0.6 / 12))
+
+
 @pytest.mark.parametrize("kind", [UnclippedCount, NormSum, ClippedSum])
 def test_a_sensitivity_that_is_declared_five_percent_too_small_is_noticed(books, monkeypatch, kind):
     original = kind.sensitivity.fget
@@ -311,7 +375,8 @@ def test_draws_do_not_share_the_noise_of_their_statistics(books):
 
 def test_a_record_and_the_noise_do_not_disturb_each_other(model, records, books):
     """The same noise is added to a batch of records as to an empty one."""
-    releases = (ClippedSum(0.4, None, 0.5), UnclippedCount(0.4, None, 0.25), NormSum(0.4, None, 0.25))
+    statistics = UnclippedCount(0.4, None, 0.2), NormSum(0.4, None, 0.1), NormHistogram((0.0, 0.4, 0.8), None, 0.2)
+    releases = (ClippedSum(0.4, None, 0.5), *statistics)
     noisy = curator(model, records, books).answer(Request(1.0, 1.3, 40.0, releases), cross_entropy).statistics
     noise = curator(model, records, books).answer(Request(NEVER, 1.3, 40.0, releases), cross_entropy).statistics
     true = curator(model, records, books, mechanism=exact).answer(Request(1.0, 1.3, 40.0, releases), cross_entropy)
@@ -328,11 +393,16 @@ def test_a_record_and_the_noise_do_not_disturb_each_other(model, records, books)
 )
 def test_all_releases_together_have_the_multiplier_that_is_charged(z, parts):
     total = math.fsum(share for _, share in parts)
-    kinds = [ClippedSum, UnclippedCount, NormSum]
-    releases = tuple(kinds[i % 3](size, (f"p{i}",), share / total) for i, (size, share) in enumerate(parts))
+    kinds = [ClippedSum, UnclippedCount, NormSum, lambda size, *others: NormHistogram((0.0, size), *others)]
+    releases = tuple(kinds[i % 4](size, (f"p{i}",), share / total) for i, (size, share) in enumerate(parts))
     request = Request(0.1, z, 10.0, releases)
     real = [  # the sensitivities, written down again
-        {ClippedSum: size * (1 + FLOAT32_HEADROOM), UnclippedCount: 0.5, NormSum: size}[type(one)]
+        {
+            ClippedSum: size * (1 + FLOAT32_HEADROOM),
+            UnclippedCount: 0.5,
+            NormSum: size,
+            NormHistogram: 1 + FLOAT32_HEADROOM,
+        }[type(one)]
         for one, (size, _) in zip(releases, parts, strict=True)
     ]
     quotients = [bound / request.standard_deviation(one) for bound, one in zip(real, releases, strict=True)]

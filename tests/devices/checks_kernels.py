@@ -19,7 +19,17 @@ from apportion.curator.randomness import Stream
 from apportion.curator.tree import map_tensors
 from apportion.models.engine_choice import choose_engine
 from apportion.models.inspection import inspect
-from apportion.releases import ClippedSum, FirstGain, Frame, Line, LowestLoss, NormSum, UnclippedCount, UsableCount
+from apportion.releases import (
+    ClippedSum,
+    FirstGain,
+    Frame,
+    Line,
+    LowestLoss,
+    NormHistogram,
+    NormSum,
+    UnclippedCount,
+    UsableCount,
+)
 from second_device import SECOND, OtherDevice, move
 from tests.guard.test_kernels import CASES, RECORDS
 from zoo import ZOO
@@ -230,7 +240,8 @@ def releases(model, kind, place):
     match kind:
         case "groups":
             half = [ClippedSum(0.5, tuple(names[:3]), 0.5), ClippedSum(0.2, tuple(names[3:]), 0.5)]
-            return [*half, UnclippedCount(0.4, tuple(names[:2])), NormSum(0.6), UsableCount()]
+            histogram = NormHistogram((0.0, 0.5, 1.0))
+            return [*half, UnclippedCount(0.4, tuple(names[:2])), NormSum(0.6), histogram, UsableCount()]
         case "stabiliser":
             return [ClippedSum(0.5, stabiliser=0.01), UsableCount()]
         case "frame":

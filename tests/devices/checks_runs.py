@@ -52,6 +52,7 @@ RECIPES = {
     "default": (ap.recipes.default, "momentum"),
     "abadi": (lambda: ap.recipes.abadi(threshold=0.5), "adam"),
     "andrew": (ap.recipes.andrew, "sgd"),
+    "dc-sgd-e": (ap.recipes.dc_sgd_e, "sgd"),
     "adaclip": (ap.recipes.adaclip, "sgd"),
     "lin-transfer": (lambda: ap.recipes.lin_transfer(thresholds=(0.5, 0.4)), "sgd"),
     "adadp": (ap.recipes.adadp, "sgd"),

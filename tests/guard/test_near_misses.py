@@ -32,7 +32,7 @@ from apportion.budget import Budget, Record
 from apportion.curator.clipping import clip_and_sum
 from apportion.errors import BudgetExhausted, InvalidArgument
 from apportion.event import Event
-from apportion.releases import ClippedSum, Frame, NormSum, UnclippedCount
+from apportion.releases import CLOSEST_POINTS, ClippedSum, Frame, NormHistogram, NormSum, UnclippedCount
 from apportion.request import Request
 from pieces import changed
 
@@ -422,8 +422,9 @@ def test_noise_covers_the_sensitivity_to_the_last_bit():
     ):
         releases = (
             ClippedSum(threshold, ("a",), share, headroom),
-            UnclippedCount(threshold, ("a",), (1 - share) / 2),
-            NormSum(threshold, ("a",), (1 - share) / 2),
+            UnclippedCount(threshold, ("a",), (1 - share) / 3),
+            NormSum(threshold, ("a",), (1 - share) / 3),
+            NormHistogram((0.0, threshold), ("a",), (1 - share) / 3),
         )
         request = Request(0.1, multiplier, 3.0, releases)
         inverse = sum((one.sensitivity / request.standard_deviation(one)) ** 2 for one in releases)
@@ -442,6 +443,14 @@ def test_shares_that_miss_one_are_refused():
         else:
             with pytest.raises(InvalidArgument, match="add up to 1"):
                 Request(0.1, 1.0, 1.0, releases)
+
+
+def test_the_points_of_a_histogram_are_not_closer_than_declared():
+    """Closer ones would let the last bits of other norms move it by more than the headroom."""
+    NormHistogram((1 - CLOSEST_POINTS, 1.0))
+    for points in ((up(1 - CLOSEST_POINTS), 1.0), (1.0, 1.0), (2.0, 1.0), (0.0, 0.5, 0.5)):
+        with pytest.raises(InvalidArgument, match="less than 4 % above"):
+            NormHistogram(points)
 
 
 def test_the_smallest_stabiliser_is_a_millionth_of_the_threshold():

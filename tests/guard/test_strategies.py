@@ -16,7 +16,7 @@ import runs
 from apportion import clip, noise, recipes
 from apportion.accounting.accountant import PrivacyLossAccountant, count_events
 from apportion.curator import mechanisms
-from apportion.releases import FLOAT32_HEADROOM, ClippedSum, NormSum, UnclippedCount
+from apportion.releases import FLOAT32_HEADROOM, ClippedSum, NormHistogram, NormSum, UnclippedCount
 from apportion.request import Request
 from apportion.sampling import Sampling
 from apportion.training.session import REHEARSED
@@ -31,6 +31,7 @@ PAIRS = {name: (recipes.named(name).clip, recipes.named(name).noise) for name in
         noise.GrowingMu(4.0),
     ),
     "norms of layers, growing μ": (clip.NormBased(0.3, share=0.3, groups="layer"), noise.GrowingMu(4.0)),
+    "histograms of layers, growing μ": (clip.LeastError(0.3, share=0.3, groups="layer"), noise.GrowingMu(4.0)),
     "yu-validation": (clip.Fixed(0.3), noise.Validation(counts=(3, 1))),  # as many blocks as there are steps
     "layers by dimension": (clip.Fixed(0.3, groups="layer", allocation="dimension"), None),
 }
@@ -101,6 +102,8 @@ def sensitivity(release):
             return 0.5
         case NormSum():
             return release.bound
+        case NormHistogram():
+            return 1 + FLOAT32_HEADROOM
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -108,7 +111,7 @@ def test_all_that_a_step_releases_is_within_its_price(watched_run, name):
     """Σ_j (Δ_j/s_j)² over gradient and statistics is 1/z² of the charged z, and nothing is handed out that was not noised."""
     seen, calls, charged = watched_run(name)
     assert len(charged) == STEPS
-    handed_out = sum(len(released.gradient) + len(released.statistics) for released in seen)
+    handed_out = sum(len(released.gradient) + len(released.request.statistics) for released in seen)
     assert len(calls) == handed_out, "something was handed out that was not noised, or noised and not handed out"
     assert all(deviation > 0 for _, deviation, _ in calls)
     for released, event in zip(seen, charged, strict=True):
@@ -125,19 +128,25 @@ def test_all_that_a_step_releases_is_within_its_price(watched_run, name):
                 torch.testing.assert_close(released.gradient[parameter].double(), mean, rtol=1e-5, atol=1e-7)
             (deviation,) = deviations
             whitened += (sensitivity(release) / deviation) ** 2
-        for release, value in zip(released.request.statistics, released.statistics, strict=True):
+        statistics = list(released.statistics)
+        for release in released.request.statistics:
             _, deviation, noisy = calls.pop(0)
-            assert value == pytest.approx(float(noisy) / (RATE * POPULATION), rel=1e-12)
+            values = [statistics.pop(0) for _ in range(noisy.numel())]
+            assert values == pytest.approx((noisy / (RATE * POPULATION)).view(-1).tolist(), rel=1e-12)
             whitened += (sensitivity(release) / deviation) ** 2
+        assert not statistics
         assert whitened == pytest.approx(event.noise_multiplier**-2, rel=1e-9)
         assert event.sample_rate == RATE
 
 
-@pytest.mark.parametrize("name", ["quantiles of layers, growing μ", "norms of layers, growing μ"])
+LAYERS = [f"{kind} of layers, growing μ" for kind in ("quantiles", "norms", "histograms")]
+
+
+@pytest.mark.parametrize("name", LAYERS)
 def test_a_statistic_has_noise_of_its_own(watched_run, name):
     """Not that of the gradient, of another statistic or of another step: the difference would be without noise."""
     seen, calls, _ = watched_run(name)
-    assert all(len(released.statistics) == 2 for released in seen)
+    assert all(len(released.request.statistics) == 2 for released in seen)
     units = torch.cat([((noisy - exact) / deviation).flatten() for exact, deviation, noisy in calls])
     assert len({round(abs(float(unit)), 9) for unit in units}) == len(units)
 

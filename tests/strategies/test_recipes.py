@@ -14,7 +14,18 @@ from apportion.strategies.recipes.explanation import describe_roles, example_sch
 
 LISTED = [
     *("non-private", "default", "abadi", "papernot", "lin-decay", "lin-transfer", "yu-clip", "andrew", "adaclip"),
-    *("van-der-veen", "he-global", "he-equal", "auto-s", "du-growing", "du-sensitivity", "du-dynamic", "yu-noise-time"),
+    *(
+        "van-der-veen",
+        "he-global",
+        "he-equal",
+        "auto-s",
+        "dc-sgd-p",
+        "dc-sgd-e",
+        "du-growing",
+        "du-sensitivity",
+        "du-dynamic",
+        "yu-noise-time",
+    ),
     *("yu-noise-exponential", "yu-noise-step", "yu-noise-polynomial", "zhang", "hong", "fay-fixed"),
     *("yu-validation", "fay-adaptive", "adadp", "dp-agd", "noisy-btls"),
 ]

@@ -156,7 +156,7 @@ class _Bench:
             request = strategies.request((step - 1) % self.plan.steps + 1)
             gradient = {name: torch.full(shape, value) for name, shape in shapes.items()} if request.noised else {}
             chosen = tuple(step % len(release.line.step_sizes) for release in request.selections)
-            released = Released(request, gradient, (value,) * len(request.statistics), chosen)
+            released = Released(request, gradient, (value,) * request.statistic_numbers, chosen)
             answer = dict(strategies.receive(released, parameters) or {})
             with torch.no_grad():
                 for parameter in parameters.values():  # a state that is a view of the weights shows

@@ -16,7 +16,7 @@ from apportion.audit.state import differences
 from apportion.curator.clipping import group_names
 from apportion.curator.gradients.reference import trained_parameters
 from apportion.event import Event, rate_of_any
-from apportion.releases import ClippedSum, Frame, LowestLoss, Noised, UnclippedCount, UsableCount
+from apportion.releases import ClippedSum, Frame, LowestLoss, Noised, Statistic, UnclippedCount, UsableCount
 from apportion.request import Request
 
 _ROUNDING = 1e-9  # float64 sums of a few records
@@ -86,10 +86,9 @@ def _inspect_answer(
     groups = declared.groups(released.request)
     names = [name for _, name in groups if name]
     answers = len(released.gradient) + len(released.statistics)
-    if not len(step.calls) == answers == len(groups) or sorted(released.gradient) != sorted(names):
-        text = (
-            f"{len(step.calls)} noise calls and {answers} answers for {len(groups)} trained parameters and statistics"
-        )
+    asked = len(names) + released.request.statistic_numbers
+    if len(step.calls) != len(groups) or answers != asked or sorted(released.gradient) != sorted(names):
+        text = f"{len(step.calls)} noise calls and {answers} answers for {len(groups)} trained parameters and statistics of {asked} answers"
         yield Finding(neighbour, "calls", text, number)
         return
     yield from _inspect_choices(step, neighbour, number, event)
@@ -99,13 +98,13 @@ def _inspect_answer(
     # quotient counts.
     quotients: dict[int, float] = {}
     order = [id(release) for release in (*released.request.sums, *released.request.statistics)]
-    for place, ((release, name), call) in enumerate(zip(groups, step.calls, strict=True)):
+    for (release, name), call in zip(groups, step.calls, strict=True):
         j = order.index(id(release))
         quotients[j] = max(quotients.get(j, 0.0), _quotient(release.sensitivity, call.standard_deviation))
-        if name:
-            right = torch.equal(_restored(release, name, call.answer, released.gradient[name]), released.gradient[name])
+        if isinstance(release, Statistic):
+            right = tuple(call.answer.view(-1).tolist()) == released.answer_to(release)
         else:
-            right = float(call.answer) == released.statistics[place - len(names)]
+            right = torch.equal(_restored(release, name, call.answer, released.gradient[name]), released.gradient[name])
         # rounded once, at the very end; in a frame the end is later
         allowed = {torch.float64} if not name or _frame(release) else {torch.float64, released.gradient[name].dtype}
         divisor = declared.expected_batch_size if name else _declared_weight(released.request, declared)

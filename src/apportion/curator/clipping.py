@@ -20,7 +20,16 @@ from torch import Tensor
 
 from apportion.curator.problems import NOT_FINITE, Problems
 from apportion.devices import with_float64
-from apportion.releases import POOLED_THRESHOLDS, ClippedSum, Frame, Noised, Statistic, UnclippedCount, UsableCount
+from apportion.releases import (
+    POOLED_THRESHOLDS,
+    ClippedSum,
+    Frame,
+    Noised,
+    NormHistogram,
+    Statistic,
+    UnclippedCount,
+    UsableCount,
+)
 
 RAMP_WIDTH = 0.1
 """The width, in thresholds, over which a record passes from unclipped to clipped in a count (`UnclippedCount`)."""
@@ -129,7 +138,7 @@ def clip_and_sum(
                 group_names(release, list(squares)), torch.where(finite, clip_factors(release, norm, clips), 0.0)
             )
         else:
-            sums[release] = torch.where(finite, statistic_terms(release, norm, clips), 0.0).sum()
+            sums[release] = torch.where(finite, statistic_terms(release, norm, clips), 0.0).sum(-1)
     if frames.keys() != squares.keys():
         sums.update(records.weighted_sums(weights))
     for name, frame in frames.items():
@@ -190,10 +199,17 @@ def clip_factors(release: ClippedSum, norms: Tensor, clips: Tensor | None = None
 
 
 def statistic_terms(statistic: Statistic, norms: Tensor, clips: Tensor | None = None) -> Tensor:
-    """What each record with a finite gradient adds to a statistic: s_i times whether it is unclipped at s_i·C, less a half; s_i times its
-    bounded norm; s_i alone to the count of usable records, from which the halves of all that were drawn are taken off elsewhere."""
+    """What each record with a finite gradient adds to a statistic, (b,), of a histogram (points, b): s_i times whether it is unclipped at
+    s_i·C, less a half; s_i times its bounded norm; s_i times where ‖g_i‖/s_i lies among the points; s_i alone to the count of usable
+    records, from which the halves of all that were drawn are taken off elsewhere."""
     if isinstance(statistic, UsableCount):
         return torch.ones_like(norms) if clips is None else clips.to(norms.dtype)
+    if isinstance(statistic, NormHistogram):
+        return (
+            _shares_of_points(statistic.points, norms)
+            if clips is None
+            else clips * _shares_of_points(statistic.points, norms / clips)
+        )
     if not isinstance(statistic, UnclippedCount):
         bounded = norms.clamp(max=statistic.bound)
         return bounded if clips is None else clips * bounded
@@ -201,6 +217,16 @@ def statistic_terms(statistic: Statistic, norms: Tensor, clips: Tensor | None = 
         return ((statistic.threshold - norms) / (RAMP_WIDTH * statistic.threshold)).clamp(-0.5, 0.5)
     own = clips * statistic.threshold
     return clips * ((own - norms) / (RAMP_WIDTH * own)).clamp(-0.5, 0.5)
+
+
+def _shares_of_points(points: Sequence[float], norms: Tensor) -> Tensor:
+    """Where each norm lies among the points, (points, b): two neighbours share it, and each column adds up to 1."""
+    exact = torch.tensor(points, dtype=torch.float64).to(norms.device).unsqueeze(1)
+    passed = ((norms - exact[:-1]) / (exact[1:] - exact[:-1])).clamp(
+        0.0, 1.0
+    )  # how far beyond each point, up to the next
+    ends = torch.ones_like(norms).unsqueeze(0), torch.zeros_like(norms).unsqueeze(0)
+    return torch.cat([ends[0], passed]) - torch.cat([passed, ends[1]])
 
 
 # Clipping in a frame, (g_i − m)/b: every record has to be written out, a few at a time. In float64 from the first subtraction on: m may be

@@ -58,6 +58,7 @@ from apportion.releases import (
     ClippedSum,
     LowestLoss,
     Noised,
+    NormHistogram,
     Selection,
     Statistic,
     UsableCount,
@@ -218,11 +219,11 @@ class Draw:
                 answer = self._add_noise(release, exact)
                 restored = answer if release.frame is None else release.frame.restored(name, answer)
                 gradient[name] = _strip_history(restored.to(parameter.dtype).to(parameter.device))
-        number = torch.zeros((), dtype=torch.float64)
-        statistics = tuple(
-            float(self._add_noise(one, self._pop_sum(one, number).cpu().double())) for one in self.request.statistics
-        )
-        return Released(self.request, gradient, statistics, tuple(map(self._select, self.request.selections)))
+        statistics: list[float] = []
+        for one in self.request.statistics:
+            nothing = torch.zeros(len(one.points) if isinstance(one, NormHistogram) else (), dtype=torch.float64)
+            statistics += self._add_noise(one, self._pop_sum(one, nothing).cpu().double()).view(-1).tolist()
+        return Released(self.request, gradient, tuple(statistics), tuple(map(self._select, self.request.selections)))
 
     def _select(self, release: Selection) -> int | None:
         """The index that is chosen from the summed losses, which are not kept."""
@@ -464,7 +465,7 @@ def _require_priced_as_executed(request: Request) -> None:
             "request",
             validate.shown(request),
             "it is, or holds, a subclass of what the curator executes, and would be priced by its own claim",
-            "Use Request, ClippedSum, UnclippedCount, NormSum, UsableCount, LowestLoss and FirstGain themselves",
+            "Use Request, ClippedSum, UnclippedCount, NormSum, NormHistogram, UsableCount, LowestLoss and FirstGain themselves",
         )
     for release in (*request.sums, *request.selections):
         if not release.headroom >= FLOAT32_HEADROOM:

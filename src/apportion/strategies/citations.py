@@ -66,6 +66,13 @@ BIBTEX: Mapping[str, str] = {
   note   = {arXiv:1812.02890},
   year   = {2018}
 }""",
+    "wei2025": """@article{wei2025,
+  author  = {Wei, Chengkun and Li, Weixian and Gong, Chen and Chen, Wenzhi},
+  title   = {{DC-SGD}: Differentially Private {SGD} with Dynamic Clipping through Gradient Norm Distribution Estimation},
+  journal = {IEEE Transactions on Information Forensics and Security},
+  note    = {arXiv:2503.22988},
+  year    = {2025}
+}""",
     "he2023": """@inproceedings{he2023,
   author    = {He, Jiyan and Li, Xuechen and Yu, Da and Zhang, Huishuai and Kulkarni, Janardhan and Lee, Yin Tat and
                Backurs, Arturs and Yu, Nenghai and Bian, Jiang},
@@ -141,8 +148,10 @@ _OF_STRATEGY = {
         "Automatic": "bu2023",
         "Decay": "lin2022",
         "FixedDeviation": "yu2018",
+        "LeastError": "wei2025",
         "LinearDecay": "yu2018",
         "NormBased": "vanderveen2018",
+        "NormPercentile": "wei2025",
         "Quantile": "andrew2021",
         "SensitivityDecay": "du2021",
         "Sequence": "lin2022",

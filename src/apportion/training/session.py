@@ -344,7 +344,7 @@ class Session:
 def _answer_with_zeros(strategies: RecipeState, step: int, parameters: Mapping[str, Tensor]) -> None:
     request = strategies.request(step)
     zeros = {name: torch.zeros_like(value) for name, value in parameters.items()} if request.noised else {}
-    released = Released(request, zeros, (0.0,) * len(request.statistics), (0,) * len(request.selections))
+    released = Released(request, zeros, (0.0,) * request.statistic_numbers, (0,) * len(request.selections))
     strategies.receive(released, parameters)
     strategies.settle(released, parameters)
 

@@ -19,7 +19,7 @@ from apportion.curator import mechanisms
 from apportion.curator.randomness import Randomness, Stream
 from apportion.errors import BudgetExhausted
 from apportion.planning import Plan
-from apportion.releases import LowestLoss, Selection
+from apportion.releases import LowestLoss, Selection, count_numbers
 from apportion.request import Released, Request
 from apportion.training.recipe_state import RecipeState
 
@@ -84,7 +84,9 @@ def _answer(request: Request, weights: Tensor, noise: Stream) -> Released:
         noisy = mechanisms.add_gaussian_noise(exact, request.standard_deviation(release), noise, size).float()
         gradient["parameter"] = noisy if release.frame is None else release.frame.restored("parameter", noisy)
     statistics = tuple(
-        float(request.standard_deviation(one) * noise.normals(1)[0] / size) for one in request.statistics
+        float(request.standard_deviation(one) * normal / size)
+        for one in request.statistics
+        for normal in noise.normals(count_numbers(one))
     )
     return Released(
         request, gradient, statistics, tuple(_select(one, weights, size, noise) for one in request.selections)

@@ -12,6 +12,7 @@ from apportion.strategies.clip.adaclip import AdaClip
 from apportion.strategies.clip.automatic import Automatic
 from apportion.strategies.clip.decay import Decay
 from apportion.strategies.clip.fixed import Fixed
+from apportion.strategies.clip.histogram import LeastError, NormPercentile
 from apportion.strategies.clip.norm_based import NormBased
 from apportion.strategies.clip.quantile import Quantile
 from apportion.strategies.clip.ramp import FixedDeviation, LinearDecay
@@ -26,8 +27,10 @@ __all__ = [
     "Decay",
     "Fixed",
     "FixedDeviation",
+    "LeastError",
     "LinearDecay",
     "NormBased",
+    "NormPercentile",
     "Quantile",
     "SensitivityDecay",
     "Sequence",

@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from apportion import validate
-from apportion.strategies.recipes.adaptive_clips import adaclip, andrew, auto_s, he_equal, he_global, van_der_veen
+from apportion.strategies.recipes.adaptive_clips import (
+    adaclip,
+    andrew,
+    auto_s,
+    dc_sgd_e,
+    dc_sgd_p,
+    he_equal,
+    he_global,
+    van_der_veen,
+)
 from apportion.strategies.recipes.basics import abadi, default, non_private, papernot
 from apportion.strategies.recipes.clip_schedules import lin_decay, lin_transfer, yu_clip
 from apportion.strategies.recipes.dynamic import du_dynamic, du_growing, du_sensitivity
@@ -27,7 +36,7 @@ from apportion.strategies.recipes.recipe import PRICES, ROLES, Recipe
 _FUNCTIONS = (
     *(non_private, default, abadi, papernot),
     *(lin_decay, lin_transfer, yu_clip),
-    *(andrew, adaclip, van_der_veen, he_global, he_equal, auto_s),
+    *(andrew, adaclip, van_der_veen, he_global, he_equal, auto_s, dc_sgd_p, dc_sgd_e),
     *(du_growing, du_sensitivity, du_dynamic),
     *(yu_noise_time, yu_noise_exponential, yu_noise_step, yu_noise_polynomial),
     *(zhang, hong, fay_fixed),
@@ -58,6 +67,8 @@ __all__ = [
     "adadp",
     "andrew",
     "auto_s",
+    "dc_sgd_e",
+    "dc_sgd_p",
     "default",
     "dp_agd",
     "du_dynamic",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from apportion.strategies.clip import AdaClip, Automatic, NormBased, Quantile
+from apportion.strategies.clip import AdaClip, Automatic, LeastError, NormBased, NormPercentile, Quantile
 from apportion.strategies.noise import Constant
 from apportion.strategies.recipes.recipe import Recipe
 from apportion.strategies.update import Plain
@@ -87,4 +87,30 @@ def auto_s(threshold: float = 1.0, stabiliser: float = 0.01, multiplier: float |
         clip=Automatic(threshold=threshold, stabiliser=stabiliser),
         noise=Constant(multiplier=multiplier),
         adapts=("clip",),
+    )
+
+
+def dc_sgd_p(
+    start: float = 0.1, percentile: float = 0.5, share: float = 0.05, multiplier: float | None = None
+) -> Recipe:
+    """DP-SGD with a threshold that is a percentile of the gradient norms, from a noisy histogram of them."""
+    return Recipe(
+        name="dc-sgd-p",
+        summary="clip is a percentile of a noisy histogram of the norms, constant noise",
+        clip=NormPercentile(start=start, percentile=percentile, share=share),
+        noise=Constant(multiplier=multiplier),
+        adapts=("clip",),
+        price="shared",
+    )
+
+
+def dc_sgd_e(start: float = 0.1, share: float = 0.05, multiplier: float | None = None) -> Recipe:
+    """DP-SGD with the threshold of the least error between noise and clipping, from a noisy histogram of the norms."""
+    return Recipe(
+        name="dc-sgd-e",
+        summary="clip balances noise and clipping error by a noisy histogram of the norms, constant noise",
+        clip=LeastError(start=start, share=share),
+        noise=Constant(multiplier=multiplier),
+        adapts=("clip",),
+        price="shared",
     )
