@@ -35,6 +35,8 @@ ROLES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "people": ((People,), "apportion.people.Scale()"),
 }
 """The protocols of each role, and an example of what fills it."""
+PART_PARAMETERS = tuple(f"{kind.__name__}.{name}" for kind in ORDER for name in parameters_of("update", kind.__name__))
+"""What can be set in an update beside its own parameters: those of a part that is then added to it."""
 Adapted = Literal["budget", "clip", "rate"]
 
 Price = Literal["constant", "scheduled", "shared", "multiset", "filter", "none"]
