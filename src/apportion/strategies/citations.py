@@ -10,7 +10,7 @@ from apportion.errors import InvalidArgument
 from apportion.strategies.recipes import Recipe, named
 from apportion.strategies.recipes.recipe import NoiseOf
 from apportion.strategies.update import AdamW, LearningRate, Plain
-from apportion.strategies.update.chain import parts_of
+from apportion.strategies.update.update_chain import parts_of
 
 BIBTEX: Mapping[str, str] = {
     "abadi2016": """@inproceedings{abadi2016,

@@ -28,7 +28,7 @@ from apportion.models.temper import require_tempered
 from apportion.models.vetting import VettedEngine
 from apportion.planning import require_plan
 from apportion.strategies.roles import AskingUpdate, SteeringUpdate, ValidatedNoise, is_optimizing
-from apportion.strategies.update.chain import parts_of
+from apportion.strategies.update.update_chain import parts_of
 from apportion.training.checkpoint import Checkpoints, restored
 from apportion.training.exact import ExactCurator
 from apportion.training.folders import missing_folders, remove_empty

@@ -12,7 +12,7 @@ from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
 from apportion.strategies.recipes.recipe import ROLES, Recipe
 from apportion.strategies.roles import NoiseSchedule
-from apportion.strategies.update.chain import parts_of
+from apportion.strategies.update.update_chain import parts_of
 
 EXAMPLE_STEPS, EXAMPLE_RATE = 1000, 0.05
 """The run that is drawn: 50 epochs of 20 steps."""

@@ -26,7 +26,7 @@ from apportion.strategies.roles import (
 )
 from apportion.strategies.tempering import Temper
 from apportion.strategies.update import Plain
-from apportion.strategies.update.chain import ORDER, Chain, with_part
+from apportion.strategies.update.update_chain import ORDER, Chain, with_part
 
 ROLES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "clip": ((Clip,), "apportion.clip.Fixed(threshold=1.0)"),

@@ -38,8 +38,8 @@ class LowPass(Checked):
         a: a_1, a_2, …; with the signs of the formula.
         b: b_0, b_1, …; their scale has no effect.
 
-    Source: Zhang X. et al., DOPPLER: Differentially Private Optimizers with Low-pass Filter for Privacy Noise Reduction, NeurIPS 2024. It
-    prints Σ_τ b_τ in c_t from the first step on, when there are no earlier gradients; here they count from when they exist.
+    Source: Zhang X. et al., DOPPLER: Differentially Private Optimizers with Low-pass Filter for Privacy Noise Reduction, NeurIPS 2024. A
+    published program counts b_1, b_2, … in c_t before there are gradients for them; here c_t is exact from the first step on.
     Guarantee: a function of released gradients, so it costs nothing.
 
     Examples:

@@ -38,7 +38,7 @@ class TailAverage(Checked):
     """
 
     prefix = "update"
-    fraction: float = checked(0.25, probability, "it is a part of the steps")
+    fraction: float = checked(0.5, probability, "it is a part of the steps")
 
     def init(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
         """Nothing averaged, and nothing to wait for yet."""
