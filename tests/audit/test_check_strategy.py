@@ -47,6 +47,21 @@ STRATEGIES = {
     "privacy-utility": ap.noise.PrivacyUtility(),
     "adaptive privacy-utility": ap.noise.AdaptivePrivacyUtility(),
     "validation": ap.noise.Validation(counts=(2, 1, 1)),
+    "plain": ap.update.Plain(average=0.9, divide_by_clip=True),
+    "adamw": ap.update.AdamW(),
+    "adamw, corrected": ap.update.AdamW(corrected=True),
+    "low pass": ap.update.LowPass(),
+    "low pass, second order": ap.update.LowPass(a=(-0.7, -0.2), b=(0.05, 0.05)),
+    "learning rate": ap.update.LearningRate(warm_up=0.3, decay="cosine"),
+    "tail average": ap.update.TailAverage(0.5),
+    "chain": ap.update.Chain(
+        (
+            ap.update.LowPass(),
+            ap.update.AdamW(),
+            ap.update.LearningRate(warm_up=0.2, decay="linear"),
+            ap.update.TailAverage(0.5),
+        )
+    ),
 }
 
 
@@ -59,6 +74,8 @@ CORE = (
     "growing",
     "adaptive privacy-utility",
     "validation",
+    "adamw, corrected",
+    "chain",
 )
 """Those that follow what is released, and of the schedules, which know nothing but the number of a step, one of each role."""
 
@@ -75,9 +92,8 @@ def test_every_built_in_strategy_is_here():
         return {one for name in room.__all__ if is_dataclass(one := getattr(room, name))}
 
     checked = {type(strategy) for strategy in STRATEGIES.values()}
-    assert (
-        of(ap.clip) | of(ap.noise) <= checked
-    )  # updates: tests/training/test_feedback_runs.py, tests/strategies/test_update.py
+    steering = {ap.update.AdaDP, ap.update.DPAGD, ap.update.NoisyBTLS}  # tests/training/test_feedback_runs.py
+    assert of(ap.clip) | of(ap.noise) | of(ap.update) <= checked | steering
 
 
 @dataclass

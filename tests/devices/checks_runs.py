@@ -56,6 +56,7 @@ RECIPES = {
     "adaclip": (ap.recipes.adaclip, "sgd"),
     "lin-transfer": (lambda: ap.recipes.lin_transfer(thresholds=(0.5, 0.4)), "sgd"),
     "adadp": (ap.recipes.adadp, "sgd"),
+    "adamw-bc": (ap.recipes.adamw_bc, "sgd"),
     "auto-s": (ap.recipes.auto_s, "adamw"),
     "he-equal": (ap.recipes.he_equal, "rmsprop"),
     "dp-agd": (ap.recipes.dp_agd, "sgd"),

@@ -27,8 +27,10 @@ LISTED = [
         "yu-noise-time",
     ),
     *("yu-noise-exponential", "yu-noise-step", "yu-noise-polynomial", "zhang", "hong", "fay-fixed"),
+    *("adamw", "adamw-bc", "doppler"),
     *("yu-validation", "fay-adaptive", "adadp", "dp-agd", "noisy-btls"),
 ]
+SCHEDULED = {"update.LearningRate.warm_up": 0.1, "update.LearningRate.decay": "cosine"}
 PRIVATE = [name for name in LISTED if name != "non-private"]
 
 
@@ -100,6 +102,23 @@ def test_settings_replace_single_hyper_parameters():
     assert recipe.update == ap.update.Plain(average=0.9)
 
 
+def test_settings_change_a_part_of_the_update_or_add_it_in_its_place():
+    recipe = recipes.named("default").with_settings(SCHEDULED)  # one by one, as the command line says it
+    assert recipe.update == ap.update.Chain((ap.update.Plain(average=0.9), ap.update.LearningRate(0.1, "cosine")))
+    again = recipe.with_settings(
+        {"update.LearningRate": {"decay": "linear"}, "update.LowPass": {}}
+    )  # as a file says it
+    filtered = (ap.update.LowPass(), ap.update.Plain(average=0.9), ap.update.LearningRate(0.1, "linear"))
+    assert again.update == ap.update.Chain(filtered)
+    assert recipes.named("doppler").with_settings({"update.AdamW.decay": 0.5}).update == ap.update.Chain(
+        (ap.update.LowPass(), ap.update.AdamW(decay=0.5))
+    )
+    assert recipes.named("doppler").with_settings({"update.LowPass.b": [0.2]}).update == ap.update.LowPass(b=(0.2,))
+    chosen = recipes.named("abadi").with_settings({"update.kind": "LowPass", "update.TailAverage.fraction": 0.5})
+    assert chosen.update == ap.update.Chain((ap.update.LowPass(), ap.update.TailAverage(0.5)))
+    assert {one.name for one in list_parameters(chosen)} >= {"LowPass.a", "TailAverage.fraction"}
+
+
 def test_two_settings_that_only_fit_together_are_taken_together():
     """Alone, each would lie beyond the other's old value."""
     recipe = recipes.named("adaclip").with_settings({"clip.floor": 0.1, "clip.cap": 0.2})
@@ -116,6 +135,12 @@ def test_two_settings_that_only_fit_together_are_taken_together():
         ("abadi", {"update.averag": 0.9}, "Did you mean 'average'"),
         ("abadi", {"update.average": 2}, "update.average=2"),
         ("adaclip", {"clip.floor": 1.0}, "Swap them"),
+        ("abadi", {"update.LearningRate.warmup": 0.1}, "Did you mean 'warm_up'"),
+        ("abadi", {"update.LearningRat.warm_up": 0.1}, "Did you mean 'LearningRate'"),
+        ("abadi", {"update.LearningRate.warm_up": 1.0}, "update.warm_up=1.0"),
+        ("default", {"update.TailAverage.fraction": 0.5}, "Plain and TailAverage.*only one average can be the model"),
+        ("adadp", {"update.LearningRate.warm_up": 0.1}, "AdaDP sets the weights itself"),
+        ("doppler", {"update.AdamW.corrected": True}, "it knows the noise in a released gradient"),
         ("lin-transfer", {"clip.file": "nowhere.json"}, "clip.file='nowhere.json'"),
         ("non-private", {"clip.threshold": 1.0}, "has no clip"),
     ],
@@ -165,7 +190,19 @@ def test_citations_name_what_is_used():
     with pytest.raises(InvalidArgument, match="neither a run nor a plan nor a recipe"):
         ap.cite(3)
     cited = {key for name in LISTED for key in citation_keys(name)}
-    assert cited | {"polyak1992"} == set(BIBTEX), "an entry that nothing uses, or the other way round"
+    added = recipes.abadi().with_settings({"update.average": 0.9, **SCHEDULED})
+    tail = recipes.abadi().with_settings({"update.TailAverage.fraction": 0.5})
+    cited |= {*citation_keys(added), *citation_keys(tail)}
+    assert cited == set(BIBTEX), "an entry that nothing uses, or the other way round"
+
+
+def test_every_part_of_an_update_is_cited():
+    assert citation_keys("adamw") == ("chooi2025", "loshchilov2019", "abadi2016", "doroshenko2022")
+    assert citation_keys("adamw-bc")[:2] == ("chooi2025", "tang2024")
+    assert citation_keys("doppler")[0] == "zhang2024"
+    combined = recipes.named("doppler").with_settings({"update.AdamW.decay": 0.1, **SCHEDULED})
+    assert citation_keys(combined)[:5] == ("zhang2024", "chooi2025", "loshchilov2019", "goyal2017", "loshchilov2017")
+    assert "goyal2017" not in citation_keys(recipes.abadi().with_settings({"update.LearningRate.decay": "linear"}))
 
 
 def test_a_run_is_cited_by_what_it_used(records, budget):

@@ -75,6 +75,22 @@ def test_a_private_optimiser_is_the_ordinary_one_on_released_gradients(model, re
     assert same(weights(model), weights(twin))
 
 
+def test_a_learning_rate_of_the_plan_is_that_of_an_ordinary_optimiser(model, records, budget):
+    """Bit for bit with momentum, which a longer gradient in its place would remember."""
+    twin, clip = copy.deepcopy(model), logged_clip(start=0.7)
+    update = ap.update.LearningRate(warm_up=0.5, decay="linear")
+    run = train(model, records, budget, optimizer="momentum", lr=0.3, clip=clip, update=update)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.3, momentum=0.9)
+    factors = (1 / 3, 2 / 3, 1.0, 1.0, 1 - 1 / 3, 1 - 2 / 3)
+    for released, factor in zip(clip.log, factors, strict=True):
+        optimizer.param_groups[0]["lr"] = 0.3 * factor
+        for name, parameter in twin.named_parameters():
+            parameter.grad = released.gradient[name].clone()
+        optimizer.step()
+    assert same(weights(model), weights(twin))
+    assert [entry.learning_rate for entry in run.history] == [(0.3 * factor,) for factor in factors]
+
+
 def halving(optimizer):
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
 

@@ -52,7 +52,7 @@ from apportion.planning import Plan, find_recipe, plan_steps
 from apportion.sampling import Sampling
 from apportion.strategies.people import IndividualEstimate, IndividualFilter
 from apportion.strategies.recipes import Recipe
-from apportion.strategies.roles import FeedbackNoise, SteeringUpdate
+from apportion.strategies.roles import FeedbackNoise, SteeringUpdate, is_optimizing
 from apportion.training.loop import take_steps
 from apportion.training.opening import open_session, require_trainable
 from apportion.training.optimizers import OptimizerFactory, build_optimizer
@@ -251,8 +251,9 @@ def _treats_groups(recipe: Recipe) -> bool:
 
 
 def replayed_optimizer(recipe: Recipe) -> str:
-    """The one that shows most: momentum remembers. An update that sets the weights itself has none."""
-    return "sgd" if isinstance(recipe.update, SteeringUpdate) else "momentum"
+    """The one that shows most: momentum remembers. An update that sets the weights itself, or is an optimiser, has none."""
+    alone = isinstance(recipe.update, SteeringUpdate) or is_optimizing(recipe.update)
+    return "sgd" if alone else "momentum"
 
 
 def _engine(wanted: Mode | None, model: nn.Module, loss_fn: LossFunction | None, data: Records) -> EngineChoice:

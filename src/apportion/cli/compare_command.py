@@ -222,9 +222,13 @@ def _parameters(choice: dict[str, Any], role: str) -> tuple[str, ...]:
     """What can be set in a role of a chosen recipe: its kind, and the hyper-parameters of that kind."""
     from apportion.strategies.descriptions import parameters_of
     from apportion.strategies.recipes import named
+    from apportion.strategies.recipes.recipe import PART_PARAMETERS
+    from apportion.strategies.roles import SteeringUpdate
 
     recipe, said = named(str(choice.get("name"))), choice.get(role)
     if not recipe.private:
         return ()
     kind = said.get("kind") if isinstance(said, dict) else None
-    return ("kind", *(recipe.parameters(role) if kind is None else parameters_of(role, kind)))
+    own = recipe.parameters(role) if kind is None else parameters_of(role, kind)
+    parts = PART_PARAMETERS if role == "update" and not isinstance(recipe.update, SteeringUpdate) else ()
+    return ("kind", *own, *parts)

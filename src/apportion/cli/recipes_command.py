@@ -107,7 +107,8 @@ def _list(everything: list[Recipe]) -> None:
     print_lines(
         console,
         *(f"price {price}: {words}" for price, words in PRICES.items()),
-        "All private ones take clip.groups, clip.allocation, noise.multiplier, update.average and update.divide_by_clip too, by --set.",
+        "All private ones take clip.groups, clip.allocation and noise.multiplier too, by --set, and those that leave the weights to an "
+        "optimiser parts of an update, as update.Plain.average, update.LearningRate.warm_up or update.TailAverage.fraction.",
         "One in detail, with formula and schedule: apportion recipes du-dynamic",
     )
 

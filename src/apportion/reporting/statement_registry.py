@@ -13,6 +13,7 @@ from typing import Any
 from apportion.errors import InvalidArgument
 from apportion.reporting.formatting import format_epsilon, format_value
 from apportion.reporting.run_facts import CURATOR, PUBLISHER, TRAINER, RunFacts
+from apportion.strategies import update as updates
 
 FILL_IN = "FILL IN"
 
@@ -100,9 +101,9 @@ def describe_mechanism(facts: RunFacts) -> str:
     said = facts.statement
     versions = ", ".join(f"{name} {number}" for name, number in said["versions"].items())
     update = facts.configuration["plan"]["recipe"]["update"]
-    chosen = (
-        "" if update["kind"] == "Plain" else f" and private selections, as the update asks ({format_value(update)})"
-    )
+    kind = getattr(updates, update["kind"], updates.AskingUpdate)  # one of a person's own may ask for anything
+    asks = hasattr(kind, "ask")
+    chosen = f" and private selections, as the update asks ({format_value(update)})" if asks else ""
     return (
         f"Gaussian mechanism on sums of clipped gradients{chosen}. {said['sampling']} (sample rate {said['sample_rate']:.6g}). Clip: "
         f"{format_value(said['clip'])}. Noise: {format_value(said['noise'])}. Randomness: {said['randomness']}. Noise is added in float64, "

@@ -8,7 +8,9 @@ from typing import Any
 from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.strategies.recipes import Recipe, named
-from apportion.strategies.update import Plain
+from apportion.strategies.recipes.recipe import NoiseOf
+from apportion.strategies.update import AdamW, LearningRate, Plain
+from apportion.strategies.update.update_chain import parts_of
 
 BIBTEX: Mapping[str, str] = {
     "abadi2016": """@inproceedings{abadi2016,
@@ -134,6 +136,49 @@ BIBTEX: Mapping[str, str] = {
   journal = {SIAM Journal on Control and Optimization},
   year    = {1992}
 }""",
+    "rakhlin2012": """@inproceedings{rakhlin2012,
+  author    = {Rakhlin, Alexander and Shamir, Ohad and Sridharan, Karthik},
+  title     = {Making Gradient Descent Optimal for Strongly Convex Stochastic Optimization},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2012}
+}""",
+    "loshchilov2019": """@inproceedings{loshchilov2019,
+  author    = {Loshchilov, Ilya and Hutter, Frank},
+  title     = {Decoupled Weight Decay Regularization},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2019}
+}""",
+    "chooi2025": """@misc{chooi2025,
+  author = {Chooi, Jay and Cong, Kevin and Li, Russell and Sun, Lillian},
+  title  = {{DP-AdamW}: Investigating Decoupled Weight Decay and Bias Correction in Private Deep Learning},
+  note   = {arXiv:2511.07843},
+  year   = {2025}
+}""",
+    "tang2024": """@inproceedings{tang2024,
+  author    = {Tang, Qiaoyue and Shpilevskiy, Frederick and L{\\'e}cuyer, Mathias},
+  title     = {{DP-AdamBC}: Your {DP-Adam} Is Actually {DP-SGD} (Unless You Apply Bias Correction)},
+  booktitle = {Proceedings of the AAAI Conference on Artificial Intelligence},
+  year      = {2024}
+}""",
+    "zhang2024": """@inproceedings{zhang2024,
+  author    = {Zhang, Xinwei and Bu, Zhiqi and Hong, Mingyi and Razaviyayn, Meisam},
+  title     = {{DOPPLER}: Differentially Private Optimizers with Low-pass Filter for Privacy Noise Reduction},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2024}
+}""",
+    "goyal2017": """@misc{goyal2017,
+  author = {Goyal, Priya and Doll{\\'a}r, Piotr and Girshick, Ross and Noordhuis, Pieter and Wesolowski, Lukasz and Kyrola, Aapo
+            and Tulloch, Andrew and Jia, Yangqing and He, Kaiming},
+  title  = {Accurate, Large Minibatch {SGD}: Training {ImageNet} in 1 Hour},
+  note   = {arXiv:1706.02677},
+  year   = {2017}
+}""",
+    "loshchilov2017": """@inproceedings{loshchilov2017,
+  author    = {Loshchilov, Ilya and Hutter, Frank},
+  title     = {{SGDR}: Stochastic Gradient Descent with Warm Restarts},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2017}
+}""",
     "doroshenko2022": """@article{doroshenko2022,
   author  = {Doroshenko, Vadym and Ghazi, Badih and Kamath, Pritish and Kumar, Ravi and Manurangsi, Pasin},
   title   = {Connect the Dots: Tighter Discrete Approximations of Privacy Loss Distributions},
@@ -169,7 +214,14 @@ _OF_STRATEGY = {
         "TimeDecay": "yu2019",
         "Validation": "yu2019",
     },
-    "update": {"AdaDP": "koskela2020", "DPAGD": "lee2018", "NoisyBTLS": "chen2020"},
+    "update": {
+        "AdaDP": "koskela2020",
+        "AdamW": "chooi2025",
+        "DPAGD": "lee2018",
+        "LowPass": "zhang2024",
+        "NoisyBTLS": "chen2020",
+        "TailAverage": "rakhlin2012",
+    },
 }
 """What is not here is plain DP-SGD, or a person's own."""
 
@@ -194,14 +246,23 @@ def citation_keys(used: Any) -> tuple[str, ...]:
         )
     if not recipe.private:
         return ()
-    kinds = {role: type(getattr(recipe, role)).__name__ for role in _OF_STRATEGY}
-    if kinds["noise"] == "NoiseOf":  # a clip that owns both roles
-        kinds["noise"] = kinds["clip"]
+    parts = {role: parts_of(getattr(recipe, role)) for role in _OF_STRATEGY}
+    if isinstance(recipe.noise, NoiseOf):  # a clip that owns both roles
+        parts["noise"] = parts["clip"]
+    kinds = {role: [type(part).__name__ for part in chosen] for role, chosen in parts.items()}
     grouped = getattr(recipe.clip, "groups", "flat") != "flat"
-    averaged = isinstance(recipe.update, Plain) and recipe.update.average is not None
     tempered = recipe.model is not None or any(type(layer).__name__ == "TemperedSigmoid" for layer in layers)
-    own = [_OF_STRATEGY[role][kind] for role, kind in kinds.items() if kind in _OF_STRATEGY[role]]
-    extra = {"he2023": grouped, "papernot2021": tempered, "polyak1992": averaged, "feldman2021": recipe.needs_filter}
-    first = ["he2023"] if grouped and kinds["clip"] == "Quantile" else []
+    own = [_OF_STRATEGY[role][kind] for role, some in kinds.items() for kind in some if kind in _OF_STRATEGY[role]]
+    extra = {
+        "he2023": grouped,
+        "papernot2021": tempered,
+        "tang2024": any(isinstance(part, AdamW) and part.corrected for part in parts["update"]),
+        "loshchilov2019": "AdamW" in kinds["update"],
+        "goyal2017": any(isinstance(part, LearningRate) and part.warm_up > 0 for part in parts["update"]),
+        "loshchilov2017": any(isinstance(part, LearningRate) and part.decay == "cosine" for part in parts["update"]),
+        "polyak1992": any(isinstance(part, Plain) and part.average is not None for part in parts["update"]),
+        "feldman2021": recipe.needs_filter,
+    }
+    first = ["he2023"] if grouped and "Quantile" in kinds["clip"] else []
     keys = [*first, *own, *(key for key, used_here in extra.items() if used_here), "abadi2016", "doroshenko2022"]
     return tuple(dict.fromkeys(keys))

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from apportion import validate
@@ -27,7 +27,9 @@ _MEMBERS: dict[str, tuple[tuple[str, ...], ...]] = {
 def describe(strategy: Any) -> dict[str, Any]:
     """A strategy as data: its kind and its public hyper-parameters. A kind that is not ours is called `module:Class`."""
     kind = type(strategy)
-    parameters = asdict(strategy) if is_dataclass(strategy) and not isinstance(strategy, type) else {}
+    parameters = (
+        {one.name: _described(getattr(strategy, one.name)) for one in fields(strategy)} if _is_data(strategy) else {}
+    )
     name = kind.__qualname__ if kind.__module__.startswith(_OURS) else f"{kind.__module__}:{kind.__qualname__}"
     return {"kind": name, **json.loads(json.dumps(parameters, default=str))}
 
@@ -45,7 +47,7 @@ def build(role: str, description: Any) -> Any:
         )
     kind = _find(role, description["kind"])
     try:
-        return kind(**{name: _frozen(value) for name, value in description.items() if name != "kind"})
+        return kind(**{name: as_parameter(role, value) for name, value in description.items() if name != "kind"})
     except TypeError as error:  # of a parameter that the kind does not have
         raise InvalidArgument(role, description["kind"], str(error), "Correct its hyper-parameters") from None
 
@@ -91,6 +93,19 @@ def _require_strategy(role: str, name: str, found: Any) -> Any:
     return found
 
 
-def _frozen(value: Any) -> Any:
-    """JSON has lists where strategies have tuples."""
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+def as_parameter(role: str, value: Any) -> Any:
+    """A value of a file as a strategy takes it: JSON has lists where strategies have tuples, and descriptions where they have parts."""
+    if isinstance(value, list):
+        return tuple(as_parameter(role, item) for item in value)
+    return build(role, value) if isinstance(value, Mapping) and "kind" in value else value
+
+
+def _described(value: Any) -> Any:
+    """A parameter as data; a part of a strategy as a strategy."""
+    if isinstance(value, (tuple, list)):
+        return [_described(item) for item in value]
+    return describe(value) if _is_data(value) else value
+
+
+def _is_data(strategy: Any) -> bool:
+    return is_dataclass(strategy) and not isinstance(strategy, type)

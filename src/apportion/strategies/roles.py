@@ -8,6 +8,7 @@
 | `MultisetNoise`  | the order in which declared multipliers are used; a multiset  | likewise, and `levels`                           |
 | `ValidatedNoise` | likewise, from accuracy on public data                        | likewise, and `is_due`, `validate`               |
 | `Update`         | what the optimiser is given of a released gradient            | `init`, `transform`, `observe`                   |
+|                  | optionally: weights for the end, the plan, learning rates     | `averaged`, `begin`, `rate`, `optimizing`        |
 | `SteeringUpdate` | how the weights move, without an optimiser                    | `init`, `move`, `learning_rate`                  |
 | `AskingUpdate`   | likewise, and what is asked next; under a filter              | likewise, and `ask`, `reference`                 |
 | `People`         | rates and thresholds of groups with budgets of their own      | `solve`                                          |
@@ -146,6 +147,39 @@ class AveragingUpdate(Update, Protocol):
     def averaged(self, state: Any) -> Mapping[str, Tensor] | None:
         """These weights by parameter; `None` if there are none (yet)."""
         ...
+
+
+@runtime_checkable
+class PlannedUpdate(Update, Protocol):
+    """An update that follows the length of the run."""
+
+    def begin(self, state: Any, context: Context) -> Any:
+        """The state before the first step, once it is known that this is the step of `context`, of so many."""
+        ...
+
+
+@runtime_checkable
+class RatedUpdate(Update, Protocol):
+    """An update with a learning rate that is known in advance, as the multipliers of a `NoiseSchedule` are."""
+
+    def rate(self, context: Context) -> float:
+        """By what the learning rates of the optimiser are multiplied in the step of `context`; positive."""
+        ...
+
+
+@runtime_checkable
+class OptimizingUpdate(Update, Protocol):
+    """An update that may be an optimiser itself."""
+
+    @property
+    def optimizing(self) -> bool:
+        """Whether what `transform` returns is to be subtracted as it is, times the learning rate: the optimiser must be plain SGD."""
+        ...
+
+
+def is_optimizing(update: object) -> bool:
+    """Whether an update takes the place of an optimiser with momentum or scales of its own."""
+    return isinstance(update, OptimizingUpdate) and update.optimizing
 
 
 @runtime_checkable

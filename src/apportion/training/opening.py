@@ -27,7 +27,8 @@ from apportion.models.probe import probe_loss, probe_model
 from apportion.models.temper import require_tempered
 from apportion.models.vetting import VettedEngine
 from apportion.planning import require_plan
-from apportion.strategies.roles import AskingUpdate, SteeringUpdate, ValidatedNoise
+from apportion.strategies.roles import AskingUpdate, SteeringUpdate, ValidatedNoise, is_optimizing
+from apportion.strategies.update.update_chain import parts_of
 from apportion.training.checkpoint import Checkpoints, restored
 from apportion.training.exact import ExactCurator
 from apportion.training.folders import missing_folders, remove_empty
@@ -35,6 +36,7 @@ from apportion.training.individual_runs import individual_bounds, require_indivi
 from apportion.training.optimizers import (
     require_momentum_free,
     require_plain_scheduler,
+    require_plain_sgd,
     require_plain_step,
     require_same_parameters,
 )
@@ -145,6 +147,9 @@ def _require_roles_fit(setup: Setup) -> None:
         )
     if isinstance(update, SteeringUpdate):
         require_momentum_free(setup.optimizer, setup.scheduler, type(update).__name__)
+    for part in parts_of(update):
+        if is_optimizing(part):
+            require_plain_sgd(setup.optimizer, type(part).__name__)
     if isinstance(update, AskingUpdate) and setup.own_loop:
         raise InvalidArgument(
             "plan",

@@ -144,14 +144,26 @@ def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
 
 def require_momentum_free(optimizer: Optimizer, scheduler: LRScheduler | None, update: str) -> None:
     """Refuse anything but plain SGD without a scheduler beside an update that sets the weights itself."""
-    group = optimizer.param_groups[0]
-    plain = type(optimizer) is SGD and not any(
-        group[key] for key in ("momentum", "weight_decay", "nesterov", "maximize")
-    )
-    if not plain or len(optimizer.param_groups) != 1 or scheduler is not None:
+    if not _is_plain_sgd(optimizer) or len(optimizer.param_groups) != 1 or scheduler is not None:
         raise InvalidArgument(
             "optimizer" if scheduler is None else "scheduler",
             type(optimizer).__name__ if scheduler is None else type(scheduler).__name__,
             f"{update} chooses the step sizes and sets the weights itself, which momentum, weight decay or a schedule would contradict",
             'Use optimizer="sgd", with lr as the first, or largest, step size, and no scheduler',
         )
+
+
+def require_plain_sgd(optimizer: Optimizer, update: str) -> None:
+    """Refuse anything but SGD without momentum and weight decay beside an update that is an optimiser itself."""
+    if not _is_plain_sgd(optimizer):
+        raise InvalidArgument(
+            "optimizer",
+            type(optimizer).__name__,
+            f"{update} is an optimiser itself, and a second one, momentum or weight decay would work on its steps",
+            'Use optimizer="sgd" without momentum, with the lr that you would give to Adam',
+        )
+
+
+def _is_plain_sgd(optimizer: Optimizer) -> bool:
+    extras = ("momentum", "weight_decay", "nesterov", "maximize")
+    return type(optimizer) is SGD and not any(group[key] for group in optimizer.param_groups for key in extras)

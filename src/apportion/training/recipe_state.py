@@ -11,11 +11,20 @@ from typing import Any
 
 from torch import Tensor
 
+from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.planning import Plan
 from apportion.request import Released, Request
 from apportion.strategies.context import Context
-from apportion.strategies.roles import AskingUpdate, AveragingUpdate, FeedbackNoise, SteeringUpdate, ValidatedNoise
+from apportion.strategies.roles import (
+    AskingUpdate,
+    AveragingUpdate,
+    FeedbackNoise,
+    PlannedUpdate,
+    RatedUpdate,
+    SteeringUpdate,
+    ValidatedNoise,
+)
 
 Tensors = Mapping[str, Tensor]
 
@@ -38,6 +47,8 @@ class RecipeState:
         self._update = (
             update.init(parameters, learning_rate) if isinstance(update, SteeringUpdate) else update.init(parameters)
         )
+        if isinstance(update, PlannedUpdate):
+            self._update = update.begin(self._update, self._context(1))
 
     @property
     def steering(self) -> bool:
@@ -75,6 +86,18 @@ class RecipeState:
         update = self.plan.recipe.update
         if not isinstance(update, SteeringUpdate):
             self._update = update.observe(self._update, released.split_usable()[0], parameters)
+
+    def rate(self, step: int) -> float:
+        """By what the update multiplies the learning rates of the optimiser at a step of the plan."""
+        update = self.plan.recipe.update
+        if not isinstance(update, RatedUpdate):
+            return 1.0
+        return validate.positive(
+            "update.rate",
+            update.rate(self._context(step)),
+            f"step {step} would be paid for and change nothing, or anything",
+            "Return a factor such as 1.0",
+        )
 
     def wants_validation(self, step: int) -> bool:
         """Whether the noise asks how accurate the model is on public data after this step."""

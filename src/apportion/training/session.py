@@ -128,6 +128,7 @@ class Session:
         strategies = self._begin()
         for step in range(1, min(REHEARSED, self.plan.steps) + 1):
             _answer_with_zeros(strategies, step, parameters)
+        strategies.rate(self.plan.steps)
         if not isinstance(self.plan.noise, FeedbackNoise):
             noisiest = self.plan.multipliers.index(max(self.plan.multipliers)) + 1
             _answer_with_zeros(self._begin(), noisiest, parameters)
@@ -236,12 +237,18 @@ class Session:
         parameters = trained_parameters(self.model)
         for name, gradient in gradients.items():
             parameters[name].grad = gradient
-        learning_rate = tuple(float(group["lr"]) for group in self.optimizer.param_groups)
+        groups, rate = self.optimizer.param_groups, self._strategies.rate(self.step)
+        declared = [group["lr"] for group in groups]
+        for group, full in zip(groups, declared, strict=True):
+            group["lr"] = full * rate
+        learning_rate = tuple(float(group["lr"]) for group in groups)
         self._applying = True
         try:
             self.optimizer.step()
         finally:
             self._applying = False
+            for group, full in zip(groups, declared, strict=True):  # what schedulers and checkpoints go on with
+                group["lr"] = full
         self.optimizer.zero_grad(set_to_none=True)
         if self._scheduler is not None:
             self._scheduler.step()
@@ -346,6 +353,7 @@ def _answer_with_zeros(strategies: RecipeState, step: int, parameters: Mapping[s
     zeros = {name: torch.zeros_like(value) for name, value in parameters.items()} if request.noised else {}
     released = Released(request, zeros, (0.0,) * request.statistic_numbers, (0,) * len(request.selections))
     strategies.receive(released, parameters)
+    strategies.rate(step)
     strategies.settle(released, parameters)
 
 

@@ -66,7 +66,8 @@ def typical_course(plan: Plan, *, seed: int = 0) -> tuple[CourseStep, ...]:
         if strategies.steering:
             weights = dict(answer or weights)
         else:
-            weights = {name: value - LEARNING_RATE * (answer or {})[name] for name, value in weights.items()}
+            rate = LEARNING_RATE * strategies.rate(step)
+            weights = {name: value - rate * (answer or {})[name] for name, value in weights.items()}
         strategies.settle(released, weights)
         if strategies.wants_validation(step):
             strategies.validate(1 / (1 + float(weights["parameter"].norm())))

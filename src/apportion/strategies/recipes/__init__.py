@@ -32,6 +32,7 @@ from apportion.strategies.recipes.noise_schedules import (
     zhang,
 )
 from apportion.strategies.recipes.recipe import PRICES, ROLES, Recipe
+from apportion.strategies.recipes.updates import adamw, adamw_bc, doppler
 
 _FUNCTIONS = (
     *(non_private, default, abadi, papernot),
@@ -40,6 +41,7 @@ _FUNCTIONS = (
     *(du_growing, du_sensitivity, du_dynamic),
     *(yu_noise_time, yu_noise_exponential, yu_noise_step, yu_noise_polynomial),
     *(zhang, hong, fay_fixed),
+    *(adamw, adamw_bc, doppler),
     *(yu_validation, fay_adaptive, adadp, dp_agd, noisy_btls),
 )
 
@@ -65,11 +67,14 @@ __all__ = [
     "abadi",
     "adaclip",
     "adadp",
+    "adamw",
+    "adamw_bc",
     "andrew",
     "auto_s",
     "dc_sgd_e",
     "dc_sgd_p",
     "default",
+    "doppler",
     "dp_agd",
     "du_dynamic",
     "du_growing",

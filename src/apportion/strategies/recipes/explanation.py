@@ -12,6 +12,7 @@ from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.context import Context
 from apportion.strategies.recipes.recipe import ROLES, Recipe
 from apportion.strategies.roles import NoiseSchedule
+from apportion.strategies.update.update_chain import parts_of
 
 EXAMPLE_STEPS, EXAMPLE_RATE = 1000, 0.05
 """The run that is drawn: 50 epochs of 20 steps."""
@@ -42,7 +43,8 @@ def describe_roles(recipe: Recipe) -> tuple[Part, ...]:
     chosen = {role: getattr(recipe, role) for role in (*ROLES, "model")} if recipe.private else {}
     return tuple(
         Part(role, type(strategy).__name__, _read_formula(type(strategy)), _read_source(type(strategy)))
-        for role, strategy in chosen.items()
+        for role, whole in chosen.items()
+        for strategy in parts_of(whole)
         if strategy is not None
     )
 
@@ -50,9 +52,9 @@ def describe_roles(recipe: Recipe) -> tuple[Part, ...]:
 def list_parameters(recipe: Recipe) -> tuple[Parameter, ...]:
     """All hyper-parameters of the recipe, role by role."""
     return tuple(
-        Parameter(role, name, getattr(getattr(recipe, role), name), _find_meaning(type(getattr(recipe, role)), name))
+        Parameter(role, name, value, _find_meaning(recipe, role, name))
         for role in ROLES
-        for name in recipe.parameters(role)
+        for name, value in recipe.values(role).items()
     )
 
 
@@ -78,8 +80,10 @@ def _read_source(kind: type) -> str:
     return " ".join(found.group(1).split()) if found else ""
 
 
-def _find_meaning(kind: type, parameter: str) -> str:
-    """What the documentation of `kind`, or of what it inherits from, says about a parameter."""
+def _find_meaning(recipe: Recipe, role: str, name: str) -> str:
+    """What the documentation of a strategy, or of what it inherits from, says about a parameter."""
+    part, _, parameter = name.rpartition(".")
+    kind = next(type(one) for one in parts_of(getattr(recipe, role)) if part in ("", type(one).__name__))
     for ancestor in kind.__mro__:
         if dataclasses.is_dataclass(ancestor) and parameter in (found := _read_arguments(ancestor.__doc__ or "")):
             return found[parameter]

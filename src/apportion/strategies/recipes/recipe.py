@@ -11,7 +11,7 @@ from apportion import validate
 from apportion.errors import InvalidArgument
 from apportion.strategies.clip import Fixed, Sequence
 from apportion.strategies.context import Context
-from apportion.strategies.descriptions import build, describe
+from apportion.strategies.descriptions import as_parameter, build, describe, parameters_of
 from apportion.strategies.noise import Constant
 from apportion.strategies.people.individual import IndividualFilter
 from apportion.strategies.roles import (
@@ -26,6 +26,7 @@ from apportion.strategies.roles import (
 )
 from apportion.strategies.tempering import Temper
 from apportion.strategies.update import Plain
+from apportion.strategies.update.update_chain import ORDER, Chain, with_part
 
 ROLES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "clip": ((Clip,), "apportion.clip.Fixed(threshold=1.0)"),
@@ -34,6 +35,8 @@ ROLES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "people": ((People,), "apportion.people.Scale()"),
 }
 """The protocols of each role, and an example of what fills it."""
+PART_PARAMETERS = tuple(f"{kind.__name__}.{name}" for kind in ORDER for name in parameters_of("update", kind.__name__))
+"""What can be set in an update beside its own parameters: those of a part that is then added to it."""
 Adapted = Literal["budget", "clip", "rate"]
 
 Price = Literal["constant", "scheduled", "shared", "multiset", "filter", "none"]
@@ -151,15 +154,24 @@ class Recipe:
 
     def parameters(self, role: str) -> tuple[str, ...]:
         """The hyper-parameters of a role, by name; none if the recipe does not fill it."""
+        return tuple(self.values(role))
+
+    def values(self, role: str) -> dict[str, Any]:
+        """The hyper-parameters of a role and their values; those of a part of the update by its kind, as in `LowPass.a`."""
         strategy: Any = getattr(self, role) if self.private else None
-        if strategy is None or not dataclasses.is_dataclass(strategy):
-            return ()
-        return tuple(one.name for one in dataclasses.fields(strategy))
+        if isinstance(strategy, Chain):
+            return {
+                f"{type(part).__name__}.{name}": value
+                for part in strategy.parts
+                for name, value in _values(part).items()
+            }
+        return _values(strategy)
 
     def with_settings(self, settings: Mapping[str, Any]) -> Recipe:
         """The same recipe with hyper-parameters replaced, e.g. {"clip.threshold": 0.5}.
 
-        {"update.kind": "my_project:Filter", "update.gain": 0.2} puts a strategy of one's own into a role.
+        {"update.kind": "my_project:Filter", "update.gain": 0.2} puts a strategy of one's own into a role, and
+        {"update.LearningRate.warm_up": 0.05} changes a part of the update, or adds it to the one that is there.
         """
         changed: dict[str, dict[str, Any]] = {}
         for key, value in settings.items():
@@ -176,13 +188,25 @@ class Recipe:
         return dataclasses.replace(self, **roles)
 
     def _replaced(self, role: str, values: Mapping[str, Any]) -> Any:
-        if "kind" in values:
-            return build(role, values)
+        parts: dict[str, dict[str, Any]] = {}
+        own = dict(values)
+        for key, value in values.items() if role == "update" else ():
+            part, dot, parameter = key.partition(".")
+            if dot or isinstance(value, Mapping):  # of the command line, or of a file
+                parts.setdefault(part, {}).update({parameter: value} if dot else value)
+                del own[key]
         strategy = getattr(self, role)
-        for parameter in values:
-            reason = f"{type(strategy).__name__} has no such parameter"
-            validate.known(f"set {role}.{parameter}", parameter, self.parameters(role), reason)
-        return dataclasses.replace(strategy, **values)
+        if "kind" in own:
+            strategy = build(role, own)
+        elif own:
+            known = [one.name for one in dataclasses.fields(strategy)] if dataclasses.is_dataclass(strategy) else []
+            for parameter in own:
+                reason = f"{type(strategy).__name__} has no such parameter"
+                validate.known(f"set {role}.{parameter}", parameter, known, reason)
+            strategy = dataclasses.replace(strategy, **{name: as_parameter(role, value) for name, value in own.items()})
+        for part, settings in parts.items():
+            strategy = _with_part(strategy, part, settings)
+        return strategy
 
     def describe(self) -> dict[str, Any]:
         """The choices as data. `None` for the noise of a clip that owns both roles."""
@@ -190,6 +214,25 @@ class Recipe:
         if isinstance(self.noise, NoiseOf):
             roles["noise"] = None
         return {"name": self.name, **roles}
+
+
+def _values(strategy: Any) -> dict[str, Any]:
+    if strategy is None or not dataclasses.is_dataclass(strategy):
+        return {}
+    return {one.name: getattr(strategy, one.name) for one in dataclasses.fields(strategy)}
+
+
+def _with_part(update: Any, part: str, settings: Mapping[str, Any]) -> Any:
+    """The update with a part changed or added that is named in settings."""
+    kinds = {kind.__name__: kind for kind in ORDER}
+    validate.known(f"set update.{part}", part, kinds, "there is no such part of an update")
+    for parameter in settings:
+        reason = f"{part} has no such parameter"
+        validate.known(f"set update.{part}.{parameter}", parameter, parameters_of("update", part), reason)
+    if isinstance(update, SteeringUpdate):
+        reason = f"{type(update).__name__} sets the weights itself, so that there is no gradient for others to work on"
+        raise InvalidArgument(f"set update.{part}", dict(settings), reason, "Leave it out")
+    return with_part(update, kinds[part], {name: as_parameter("update", value) for name, value in settings.items()})
 
 
 def require_role(role: str, strategy: object) -> None:
