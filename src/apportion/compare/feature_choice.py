@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from apportion import validate
+from apportion.channel_norm import ChannelNorm
 from apportion.compare.resolve import find_own, is_own
 from apportion.errors import ApportionError, InvalidArgument
 
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
     from apportion.features.feature_norms import GroupNorm
 
 _KINDS = {"scatter": "Scatter", "pretrained": "Pretrained"}
-_NORMS = ("group", "none")
-_OWN = ("kind", "norm", "groups", "settings")
+_NORMS = ("group", "none", "channel")
+_OWN = ("kind", "norm", "groups", "multiplier", "bound", "settings")
 
 
 class FeatureChoice(BaseModel):
@@ -24,9 +26,11 @@ class FeatureChoice(BaseModel):
 
     Args:
         kind: "scatter", "pretrained", or a person's own `module:Class` or `module:object`.
-        norm: "group" or "none".
-        groups: of "group".
-        settings: of the map. In a file they stand beside the others: {kind = "scatter", scale = 3}.
+        norm: "group" or "none", which cost nothing; or "channel": by groups, and then each channel by a question that is paid for.
+        groups: of "group" and "channel".
+        multiplier, bound: of "channel", as of `apportion.features.ChannelNorm`.
+        settings: of the map. In a file they stand beside the others: {kind = "scatter", scale = 3}; on a command line all of it is one
+            text, "scatter scale=3 norm=channel".
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -34,6 +38,8 @@ class FeatureChoice(BaseModel):
     kind: str
     norm: str = "group"
     groups: int | None = None
+    multiplier: float | None = None
+    bound: float | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -41,7 +47,7 @@ class FeatureChoice(BaseModel):
     def _by_name(cls, value: Any) -> Any:
         """A name alone is a map with its defaults; what is not ours is a setting of the map."""
         if isinstance(value, str):
-            value = {"kind": value}
+            value = _read_text(value)
         if not isinstance(value, dict) or "settings" in value:
             return value
         settings = {name: one for name, one in value.items() if name not in _OWN}
@@ -78,3 +84,29 @@ class FeatureChoice(BaseModel):
         if validate.known("features.norm", self.norm, _NORMS) == "none":
             return None
         return GroupNorm() if self.groups is None else GroupNorm(self.groups)
+
+    def channel_norm(self) -> ChannelNorm | None:
+        """What is asked before the first step; `None` for nothing."""
+        said = {name: one for name in ("multiplier", "bound") if (one := getattr(self, name)) is not None}
+        if validate.known("features.norm", self.norm, _NORMS) == "channel":
+            return ChannelNorm(**said)
+        for name, one in said.items():
+            reason = f"it is about the question that is paid for, and norm={self.norm} asks none"
+            raise InvalidArgument(f"features.{name}", one, reason, "Say norm=channel too, or leave it out")
+        return None
+
+
+def _read_text(text: str) -> dict[str, Any]:
+    """A name, and name=value of each setting, as on a command line."""
+    kind, *said = text.split() or [""]
+    found: dict[str, Any] = {"kind": kind}
+    for one in said:
+        name, equals, value = one.partition("=")
+        if not (name and equals and value):
+            fix = 'Write "scatter norm=channel"'
+            raise InvalidArgument("features", text, f"{one!r} is not name=value", fix)
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
