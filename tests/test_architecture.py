@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "apportion"
 FOUNDATION = {"errors", "extras", "lazy", "validate", "budget", "event", "releases", "request"}
-FOUNDATION |= {"execution", "devices", "domain", "usable"}
+FOUNDATION |= {"execution", "devices", "domain", "usable", "channel_norm"}
 PLANNING = FOUNDATION | {
     "accounting",
     "strategies",
@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "devices": set(),
     "domain": {"errors", "validate"},
     "usable": {"errors", "validate"},
+    "channel_norm": {"validate", "event", "releases", "request"},
     "accounting": FOUNDATION,
     "strategies": FOUNDATION | {"accounting"},
     "sampling": FOUNDATION | {"strategies"},

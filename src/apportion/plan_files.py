@@ -68,6 +68,7 @@ def read_content(text: str) -> dict[str, Any]:
         "multipliers",
         "factors",
         "usable",
+        "norm",
         "epsilon",
         "accountant",
     )

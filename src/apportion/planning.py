@@ -26,6 +26,7 @@ from apportion.accounting.rules import (
     fits,
 )
 from apportion.budget import Budget, Selector, User, require_budget
+from apportion.channel_norm import ChannelNorm
 from apportion.errors import InvalidArgument
 from apportion.event import Event, GroupFactors, event_for, rate_of_any
 from apportion.plan_files import FORMAT, describe_budget, edited, read_budget, read_content, spread
@@ -77,6 +78,7 @@ class Plan:
             so that each covers any step, and cost like any other. A filter needs none: it pays for what is asked.
         factors: of each group of the budget, in its order; none if the budget is the same for everybody.
         usable: in how many of the first steps, and with which share of their price, usable records are counted; `None` for no count.
+        norm: the question that is asked once before the first step, for the normalisation of features; `None` for none.
 
     Examples:
         >>> import apportion as ap
@@ -95,6 +97,7 @@ class Plan:
     spare: int = 0
     factors: tuple[GroupFactors, ...] = ()
     usable: UsableCheck | None = None
+    norm: ChannelNorm | None = None
 
     def __post_init__(self) -> None:
         for name, kind in (("recipe", Recipe), ("sampling", Sampling)):
@@ -109,6 +112,7 @@ class Plan:
         if self.usable is not None and (type(self.usable) is not UsableCheck or self.usable.steps > self.steps):
             reason = f"it is not a UsableCheck of at most {self.steps} steps"
             raise InvalidArgument("usable", validate.shown(self.usable), reason, "Use apportion.plan")
+        _require_norm(self.norm, self.recipe, self.budget)
         if len(self.factors) != len(self.budget.groups):
             raise InvalidArgument(
                 "factors",
@@ -159,6 +163,11 @@ class Plan:
         multipliers = self.multipliers + (min(self.multipliers),) * self.spare
         rate, coins = self.sampling.sample_rate, self.budget.unit.coins_per_unit
         return tuple(event_for(rate, multiplier, self.factors, (), coins) for multiplier in multipliers)
+
+    @property
+    def declared(self) -> tuple[Event, ...]:
+        """All events that the account is told of in advance: the tokens, and last what is asked before the first step."""
+        return self.tokens if self.norm is None else (*self.tokens, self.norm.event())
 
     @property
     def expected_batch_size(self) -> float:
@@ -218,7 +227,8 @@ class Plan:
         budget = replace(self.budget, labels=None)
         if isinstance(budget.unit, User):
             budget = replace(budget, unit=replace(budget.unit, ids=None))
-        return Plan, (self.recipe, budget, self.sampling, self.multipliers, self.spare, self.factors, self.usable)
+        parts = (self.recipe, budget, self.sampling, self.multipliers, self.spare, self.factors, self.usable, self.norm)
+        return Plan, parts
 
     def rule(self) -> Rule:
         """The rule under which an account executes the plan: it follows from the types of the strategies (`strategies/roles.py`)."""
@@ -226,7 +236,7 @@ class Plan:
             return choose_filter(self.recipe, self.budget, self.tokens)
         if isinstance(self.noise, MultisetNoise):
             return Multiset(count_events(self.tokens), self.budget, self.steps)
-        return FixedPlan(self.tokens, self.spare)
+        return FixedPlan(self.tokens, self.spare, first=None if self.norm is None else self.norm.event())
 
     def context(self, step: int, parameter_shapes: Mapping[str, tuple[int, ...]], noise_state: Any = None) -> Context:
         """The public facts at a step (1-based), with the multiplier that the noise chooses in `noise_state`, if it is one that does."""
@@ -279,8 +289,11 @@ class Plan:
         if self.rule().adaptive:
             return [(step, self.rule().epsilon(self.budget.delta, group)) for step in sorted(shown)]
         tokens = self.tokens if group is None else tuple(one.of_group(group) for one in self.tokens)
-        running = RunningPrice(count_events(tokens), self.budget.delta)
+        first = self.declared[len(self.tokens) :]
+        running = RunningPrice(count_events([*tokens, *first]), self.budget.delta)
         spent = []
+        for event in first:
+            running.add(event)
         for step, token in enumerate(tokens[: self.steps], start=1):
             running.add(token)
             if step in shown:
@@ -299,6 +312,7 @@ class Plan:
             *self._group_lines(),
             *self._coin_lines(),
             self._usable_line(),
+            *self._norm_lines(),
             f"{'step':>9}{'epoch':>8}{'noise z':>10}{'clip C':>10}{'ε so far':>10}",
         ]
         thresholds = self.thresholds()
@@ -321,7 +335,8 @@ class Plan:
         prices = {}
         for coins, count in (("user", 1), ("record", unit.k_max)):
             unit_rate = rate_of_any(rate, count)
-            solve = partial(calibrate, PrivacyLossAccountant(), shape, sample_rate=unit_rate)
+            beside = self.declared[len(self.tokens) :]
+            solve = partial(calibrate, PrivacyLossAccountant(), shape, sample_rate=unit_rate, beside=beside)
             scale = solve(epsilon=self.budget.epsilon, delta=self.budget.delta)
             prices[coins] = scale / (unit_rate * self.sampling.population)
         return prices
@@ -346,6 +361,21 @@ class Plan:
             f"usable records are counted in the first {self.usable.steps} steps, with {self.usable.share:.2%} of their price; if fewer "
             "than half are, the run stops"
         )
+
+    def norm_facts(self) -> dict[str, float] | None:
+        """The question before the first step, and what it and the steps would cost alone; `None` for no question."""
+        if self.norm is None:
+            return None
+        price, delta = PrivacyLossAccountant(), self.budget.delta
+        return {
+            **asdict(self.norm),
+            "epsilon_alone": price.epsilon({self.norm.event(): 1}, delta),
+            "epsilon_of_steps": price.epsilon(count_events(self.tokens), delta),
+        }
+
+    def _norm_lines(self) -> list[str]:
+        facts = self.norm_facts()
+        return [] if facts is None else [describe_norm(facts)]
 
     def _group_lines(self) -> list[str]:
         """What each group gets and pays."""
@@ -377,6 +407,7 @@ class Plan:
             "multipliers": multipliers,
             **({"factors": [asdict(one) for one in self.factors]} if self.factors else {}),
             **({"usable": asdict(self.usable)} if self.usable is not None else {}),
+            **({"norm": asdict(self.norm)} if self.norm is not None else {}),
         }
 
     def to_json(self) -> str:
@@ -404,6 +435,7 @@ class Plan:
                 spare=content["spare"],
                 factors=tuple(GroupFactors(**one) for one in content.get("factors", ())),
                 usable=UsableCheck(**content["usable"]) if "usable" in content else None,
+                norm=ChannelNorm(**content["norm"]) if "norm" in content else None,
             )
             stated = validate.positive("epsilon", content["epsilon"], "it is the plan's price", "Restore the file")
         except InvalidArgument:
@@ -444,6 +476,7 @@ def plan(
     steps: int | None = None,
     spare: int = 0,
     count_usable: bool = True,
+    norm: ChannelNorm | None = None,
 ) -> Plan:
     """Solve the noise from the budget, or, for a given multiplier, keep as many of its steps as the budget affords.
 
@@ -460,6 +493,8 @@ def plan(
         count_usable: whether a noisy count in the first few steps says how many records can be used, so that a run whose labels are all
             out of range stops instead of spending its budget on noise. It takes at most a hundredth of the price of these steps, and
             nothing beyond the budget (`apportion.usable`). Where batches are so small that it would cost more, there is none.
+        norm: `apportion.features.ChannelNorm()`, if features are to be normalised by a question about all records, which is asked before
+            the first step. Its price and that of the steps are composed exactly, so that together they cost the budget's ε.
 
     Returns:
         A `Plan`: `plan.epsilon`, `plan.multipliers`, `print(plan)`, `plan.to_json()`; for `train`, `make_private` and `audit.replay`.
@@ -474,23 +509,30 @@ def plan(
     sampling = Sampling.declare(
         population=population, batch_size=batch_size, epochs=epochs, sample_rate=sample_rate, steps=steps
     )
-    made = plan_steps(chosen, budget, sampling, spare)
+    made = plan_steps(chosen, budget, sampling, spare, norm=norm)
     return made.with_usable_count() if count_usable else made
 
 
 def plan_steps(
-    recipe: Recipe, budget: Budget, sampling: Sampling, spare: int = 0, accountant: Accountant | None = None
+    recipe: Recipe,
+    budget: Budget,
+    sampling: Sampling,
+    spare: int = 0,
+    accountant: Accountant | None = None,
+    norm: ChannelNorm | None = None,
 ) -> Plan:
     """`plan` for a sampling that was declared before.
 
     Args:
         accountant: solves the noise instead of ours, to reproduce what somebody published. The plan's ε is always the true one, and
             no run begins with a plan that costs more than its budget.
+        norm: what is asked before the first step.
     """
     spare = _require_spare(spare, recipe)
     budget.warn_if_weak(sampling.population)
     recipe = _with_people(recipe, budget)
     noise = _require_noise(recipe)
+    _require_norm(norm, recipe, budget)
     shape, rate = _shape(recipe, sampling), rate_of_any(sampling.sample_rate, budget.unit.coins_per_unit)
     if recipe.needs_filter:
         needed = smallest_scale(recipe, budget, rate, shape)
@@ -500,6 +542,8 @@ def plan_steps(
             raise InvalidArgument("noise.multiplier", scale, reason, "Leave it out to fit the budget")
         return Plan(recipe, budget, sampling, tuple(scale * relative for relative in shape))
     accountant, spares = accountant or PrivacyLossAccountant(), [min(shape)] * spare
+    beside = () if norm is None else (norm.event(),)
+    _require_affordable_norm(norm, budget)
     if recipe.people is not None and budget.groups:
         problem = GroupProblem(
             budget.groups, spares + shape, sampling.sample_rate, budget.delta, accountant, budget.unit.coins_per_unit
@@ -507,10 +551,12 @@ def plan_steps(
         found = recipe.people.solve(problem)
         return Plan(recipe, budget, sampling, tuple(found.scale * one for one in shape), spare, found.factors)
     if noise.multiplier is None:
-        scale = calibrate(accountant, spares + shape, sample_rate=rate, epsilon=budget.epsilon, delta=budget.delta)
-        return Plan(recipe, budget, sampling, tuple(scale * relative for relative in shape), spare)
+        promised = {"epsilon": budget.epsilon, "delta": budget.delta}
+        scale = calibrate(accountant, spares + shape, sample_rate=rate, beside=beside, **promised)
+        return Plan(recipe, budget, sampling, tuple(scale * relative for relative in shape), spare, norm=norm)
     events = [Event(rate, noise.multiplier * relative) for relative in spares + shape]  # of units, as they are charged
-    affordable = longest_affordable(accountant, events, epsilon=budget.epsilon, delta=budget.delta) - spare
+    fitting = longest_affordable(accountant, events, epsilon=budget.epsilon, delta=budget.delta, beside=beside)
+    affordable = fitting - spare
     affordable -= affordable % _draws(recipe)
     if affordable <= 0 or (isinstance(noise, MultisetNoise) and affordable < len(shape)):
         raise InvalidArgument(
@@ -521,7 +567,7 @@ def plan_steps(
             "Use more noise, a smaller sampling rate or a larger budget; or leave it out to fit the budget",
         )
     kept = events[spare : spare + affordable]
-    return Plan(recipe, budget, sampling, tuple(event.noise_multiplier for event in kept), spare)
+    return Plan(recipe, budget, sampling, tuple(event.noise_multiplier for event in kept), spare, norm=norm)
 
 
 def find_recipe(recipe: str | Recipe) -> Recipe:
@@ -599,6 +645,41 @@ def _with_people(recipe: Recipe, budget: Budget) -> Recipe:
     if reason:
         raise InvalidArgument("budget.groups", [group.name for group in budget.groups], reason, fix)
     return recipe if recipe.people is not None else replace(recipe, people=Scale())
+
+
+def _require_norm(norm: object, recipe: Recipe, budget: Budget) -> None:
+    """Refuse a question before the first step that no rule covers together with the recipe."""
+    if norm is None:
+        return
+    if type(norm) is not ChannelNorm:  # a subclass might ask something else than it prices
+        reason = "it is not a ChannelNorm; group normalisation costs nothing, and belongs to the Extractor"
+        raise InvalidArgument("norm", validate.shown(norm), reason, "Pass apportion.features.ChannelNorm()")
+    reason = ""
+    if recipe.needs_filter or isinstance(recipe.noise, MultisetNoise):
+        reason = f"the noise of {recipe.name} follows released values, and it is asked beside a plan that is fixed in advance"
+    elif budget.groups or isinstance(recipe.people, (IndividualEstimate, IndividualFilter)):
+        reason = "it has one price for everybody, and people have budgets or accounts of their own here"
+    elif isinstance(budget.unit, User) and budget.unit.pooling == "sum":
+        reason = "sums over the records of a user have no mean of a record"
+    if reason:
+        raise InvalidArgument("norm", norm, reason, "Normalise features by groups, which costs nothing")
+
+
+def _require_affordable_norm(norm: ChannelNorm | None, budget: Budget) -> None:
+    if norm is None:
+        return
+    alone = PrivacyLossAccountant().epsilon({norm.event(): 1}, budget.delta)
+    if alone >= budget.epsilon:
+        reason = f"alone it costs ε = {alone:.4g}, and nothing of {budget.epsilon:g} is left for the steps"
+        raise InvalidArgument("norm.multiplier", norm.multiplier, reason, "Use a larger multiplier, or a larger budget")
+
+
+def describe_norm(facts: Mapping[str, float]) -> str:
+    """The question before the first step and its price, in words."""
+    return (
+        f"channels are normalised by one question about all records, with z = {facts['multiplier']:g}, before the first step: alone "
+        f"ε = {facts['epsilon_alone']:.4f}, the steps alone ε = {facts['epsilon_of_steps']:.4f}, and both together the ε above"
+    )
 
 
 def scale_threshold(release: Noised, factor: float) -> Noised:

@@ -51,6 +51,49 @@ def train(apportion, *more, out="run"):
     return json.loads(printed.splitlines()[-1])
 
 
+def test_channels_are_normalised_by_a_question_that_is_paid_for(apportion, place):
+    said = ("--features", "scatter norm=channel multiplier=12")
+    code, out, err = apportion("plan", "--data", "digits", *BUDGET, *FAST, *said, "--out", "plan.json")
+    assert code == 0, err
+    assert "by one question about all records, with z = 12" in out
+    run = train(apportion, "--features", "scatter norm=channel multiplier=12", "--recovery", "exact")
+    assert 0.99 * 3 < run["epsilon"] <= 3
+    kept = json.loads((place / "run" / "public" / "privacy.json").read_text(encoding="utf-8"))
+    assert kept["norm"]["multiplier"] == 12
+    assert kept["draws_charged"] == 4
+    data = ap.data.load("digits").test.data
+    predictor = ap.load("run")
+    assert bool(predictor.model[1][0].known)
+    assert float(predictor.model[1][0].mean.abs().max()) > 0
+    accuracy = np.mean([int(one) == int(truth) for one, truth in zip(predictor.predict(data[0]), data[1], strict=True)])
+    assert accuracy == pytest.approx(run["test_accuracy"])
+
+    files = ("--data", "digits", "--plan", "plan.json", "--out", "other", "--json")
+    code, _, err = apportion("train", *files, "--features", "scatter")
+    assert code == 2
+    assert "is a plan with the question" in err
+    code, _, err = apportion("train", *files, *said)
+    assert code == 0, err
+    for text, words in (
+        ("scatter norm", "is not name=value"),
+        ("scatter bound=2", "asks none"),
+        ("scatter norm=x", "x"),
+    ):
+        code, _, err = apportion("train", "--data", "digits", *BUDGET, *FAST, "--out", "refused", "--features", text)
+        assert code == 2
+        assert words in err
+
+
+def test_a_comparison_normalises_channels_too(apportion, place):
+    said = ("--features", "scatter norm=channel multiplier=12", "--recipe", "abadi", "--recipe", "non-private")
+    code, _, err = apportion("compare", "--data", "digits", *BUDGET[:2], *FAST, *said, "--seed", "1", "--out", "both")
+    assert code == 0, err
+    found = json.loads((place / "both" / "results.json").read_text(encoding="utf-8"))
+    runs = {one["recipe"]: one for one in found["runs"]}
+    assert runs["abadi"]["epsilon"] <= 3
+    assert runs["non-private"]["test_accuracy"] > 0.2
+
+
 def test_from_images_to_predictions_in_one_call(apportion, place):
     run = train(apportion, "--features", "scatter")
     assert run["epsilon"] <= 3

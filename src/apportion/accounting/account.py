@@ -7,7 +7,7 @@ from itertools import islice
 
 from apportion.accounting.accountant import PrivacyLossAccountant, RunningPrice, count_events
 from apportion.accounting.ledger import Ledger
-from apportion.accounting.rules import Rule, events_of_group
+from apportion.accounting.rules import FIRST, Rule, events_of_group
 from apportion.budget import Budget
 from apportion.errors import BudgetExhausted, InvalidArgument
 from apportion.event import Event
@@ -124,6 +124,17 @@ class Account:
     def charge_token(self, token: int, event: Event) -> None:
         """Pay for the next step under this number, which must be unspent."""
         step = self.next_step
+        self._spend(token, step, event)
+        self.position = step
+
+    def charge_first(self, event: Event) -> None:
+        """Pay, once, for what is asked before the first step."""
+        token = self.rule.find_token(FIRST, event)
+        if token is None or self.spent:
+            raise BudgetExhausted("what is asked before the first step was never declared, or was asked before")
+        self._spend(token, FIRST, event)
+
+    def _spend(self, token: int, step: int, event: Event) -> None:
         self.rule.require(token, step, event)
         if self.run is None:
             names = [group.name for group in self.budget.groups]
@@ -132,7 +143,6 @@ class Account:
         self.rule.spend(token, event)
         last = next(reversed(self._charges.values()), None)
         self._charges[token] = last if last == event else event  # equal ones share memory in a long run
-        self.position = step
 
     def reload(self) -> None:
         """Take over what the ledger says: an interruption may have come between its row and our memory of it."""

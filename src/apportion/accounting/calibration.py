@@ -27,9 +27,18 @@ _ROUNDS = 40
 
 
 def calibrate(
-    accountant: Accountant, shape: Sequence[float], *, sample_rate: float, epsilon: float, delta: float
+    accountant: Accountant,
+    shape: Sequence[float],
+    *,
+    sample_rate: float,
+    epsilon: float,
+    delta: float,
+    beside: Sequence[Event] = (),
 ) -> float:
     """The factor c for which the steps (q, c·r_t) cost at most `epsilon` and at least 0.998·`epsilon`.
+
+    Args:
+        beside: events on all records (q = 1) whose noise is given, and which are paid for by the same ε.
 
     Raises `InvalidArgument` naming the closest reachable ε if no multiplier between 0.02 and a million will do.
 
@@ -54,12 +63,13 @@ def calibrate(
         )
     low, high = _LIMITS[0] / least, _LIMITS[1] / most
     aim = epsilon * (1 - TOLERANCE / 2)
+    given = math.fsum(event.noise_multiplier**-2 for event in beside)
 
     def price(scale: float) -> float:
-        return accountant.epsilon(count_events(Event(sample_rate, scale * r) for r in shape), delta)
+        return accountant.epsilon(count_events([*(Event(sample_rate, scale * r) for r in shape), *beside]), delta)
 
     def proxy(scale: float) -> float:
-        return _central_limit(scale * values, counts, sample_rate, delta)
+        return _central_limit(scale * values, counts, sample_rate, delta, given)
 
     too_little, too_much = low, high  # scales whose noise is known, or assumed, to be too small and enough
     closest = math.inf
@@ -97,25 +107,29 @@ def calibrate(
     )
 
 
-def longest_affordable(accountant: Accountant, events: Sequence[Event], *, epsilon: float, delta: float) -> int:
-    """How many of the first `events` fit into the budget: ε grows with every event, so bisection finds it."""
-    if accountant.epsilon(count_events(events), delta) <= epsilon:
+def longest_affordable(
+    accountant: Accountant, events: Sequence[Event], *, epsilon: float, delta: float, beside: Sequence[Event] = ()
+) -> int:
+    """How many of the first `events` fit into the budget, beside others: ε grows with every event, so bisection finds it."""
+    if accountant.epsilon(count_events([*events, *beside]), delta) <= epsilon:
         return len(events)
     fits, exceeds = 0, len(events)
     while exceeds - fits > 1:
         middle = (fits + exceeds) // 2
-        if accountant.epsilon(count_events(events[:middle]), delta) <= epsilon:
+        if accountant.epsilon(count_events([*events[:middle], *beside]), delta) <= epsilon:
             fits = middle
         else:
             exceeds = middle
     return fits
 
 
-def _central_limit(multipliers: NDArray[np.float64], counts: NDArray[np.int64], rate: float, delta: float) -> float:
-    """ε̂; exact for q = 1, where the sum of μ² is the whole truth."""
+def _central_limit(
+    multipliers: NDArray[np.float64], counts: NDArray[np.int64], rate: float, delta: float, given: float
+) -> float:
+    """ε̂ with a `given` part of μ²; exact for q = 1, where the sum of μ² is the whole truth."""
     inverse = multipliers**-2.0
     spread = inverse if rate == 1 else np.expm1(np.minimum(inverse, 500.0))
-    return gaussian_epsilon(min(rate * math.sqrt(float(counts @ spread)), 1e3), delta)
+    return gaussian_epsilon(min(math.sqrt(rate**2 * float(counts @ spread) + given), 1e3), delta)
 
 
 def _solve(proxy: Callable[[float], float], wanted: float, low: float, high: float) -> float:

@@ -41,6 +41,8 @@ from apportion.event import Event
 
 LARGEST_MULTISET = 1_000_000
 """Tokens, each of which is written to the ledger."""
+FIRST = 0
+"""The step of a question that is asked before all others."""
 
 
 class Rule(Protocol):
@@ -128,6 +130,7 @@ class FixedPlan:
         tokens: the declared events: one for each step in order, then the spare ones.
         spare: how many of them, at the end, are spare. Each must cover every step that it may pay for.
         accountant: prices them; by default exact composition of privacy loss distributions.
+        first: what is asked once before step 1, as step `FIRST`. Its token is the last one, and pays for nothing else.
     """
 
     name = terms = "plan fixed in advance"
@@ -137,21 +140,30 @@ class FixedPlan:
     )
     adaptive = False
 
-    def __init__(self, tokens: Sequence[Event], spare: int = 0, accountant: Accountant | None = None):
+    def __init__(
+        self,
+        tokens: Sequence[Event],
+        spare: int = 0,
+        accountant: Accountant | None = None,
+        first: Event | None = None,
+    ):
         self._accountant = PrivacyLossAccountant() if accountant is None else accountant
-        self.declared = tuple(tokens)
-        self.steps = len(self.declared) - spare
+        self.declared = tuple(tokens) if first is None else (*tokens, first)
+        self.steps, self._last_spare = len(tokens) - spare, len(tokens)
         self.reset()
 
     def reset(self) -> None:
         self._spent: set[int] = set()
-        self._spares = iter(range(self.steps + 1, len(self.declared) + 1))
+        self._spares = iter(range(self.steps + 1, self._last_spare + 1))
         self._next_spare = next(self._spares, None)
 
     def affords(self, step: int) -> bool:
         return step not in self._spent or self._next_spare is not None
 
     def find_token(self, step: int, event: Event) -> int | None:
+        if step == FIRST:
+            token = len(self.declared)
+            return token if token > self._last_spare and token not in self._spent else None
         return step if step not in self._spent else self._next_spare
 
     def require(self, token: int, step: int, event: Event) -> None:
@@ -173,7 +185,7 @@ class FixedPlan:
     @property
     def spares_left(self) -> int:
         """How many lost steps can still be taken again."""
-        return sum(token not in self._spent for token in range(self.steps + 1, len(self.declared) + 1))
+        return sum(token not in self._spent for token in range(self.steps + 1, self._last_spare + 1))
 
     def epsilon(self, delta: float, group: int | None = None) -> float:
         return self._accountant.epsilon(events_of_group(self.declared, group), delta)

@@ -38,6 +38,7 @@ from apportion.audit.replay_comparison import Declared, compare, distances, insp
 from apportion.audit.replay_report import SHARP, Finding, Measured, ReplayReport
 from apportion.audit.state import differences
 from apportion.budget import Budget, Group, Public, Record
+from apportion.channel_norm import ChannelNorm
 from apportion.curator.curator import Curator, LossFunction
 from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.records import Batch, Records, as_records
@@ -203,7 +204,13 @@ def replay(
         lr=lr,
         scheduler=scheduler,
         validation=Public(common),
-        plan=_audited_plan(recipe, budget, steps, counted=not isinstance(plan, Plan) or plan.usable is not None),
+        plan=_audited_plan(
+            recipe,
+            budget,
+            steps,
+            counted=not isinstance(plan, Plan) or plan.usable is not None,
+            norm=plan.norm if isinstance(plan, Plan) else None,
+        ),
         execution=execution or Execution(),
         engine=choice,
         domain=expected_domain(None, subject_model, None if loop else loss_fn, records),
@@ -239,9 +246,10 @@ def _audited_budget(plan: Plan | Recipe | str, recipe: Recipe) -> Budget:
     return Budget(epsilon=epsilon, delta=1e-5, unit=unit)
 
 
-def _audited_plan(recipe: Recipe, budget: Budget, steps: int, *, counted: bool) -> Plan:
+def _audited_plan(recipe: Recipe, budget: Budget, steps: int, *, counted: bool, norm: ChannelNorm | None) -> Plan:
     """A plan for few records, which counts usable ones as a run of many would, whatever that costs here."""
-    plan = plan_steps(recipe, budget, Sampling(population=POPULATION, sample_rate=SAMPLE_RATE, steps=steps))
+    sampling = Sampling(population=POPULATION, sample_rate=SAMPLE_RATE, steps=steps)
+    plan = plan_steps(recipe, budget, sampling, norm=norm)
     individual = isinstance(recipe.people, (IndividualEstimate, IndividualFilter))
     return replace(plan, usable=UsableCheck(min(COUNTED, plan.steps), 0.1)) if counted and not individual else plan
 

@@ -68,7 +68,8 @@ class Featured:
     """What inputs go through before anything is trained."""
 
     features: str = option(
-        "A public feature map that costs nothing: scatter, none, or your own module:Class.",
+        'A public feature map that costs nothing: scatter, none, or your own module:Class; "scatter norm=channel" pays for mean and '
+        "variance of each channel.",
         "scatter, of large images in `train`",
     )
     views: str = option(

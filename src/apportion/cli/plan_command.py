@@ -24,7 +24,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 48
 
 
-class Options(options.Columns, options.Planned):
+class Options(options.Columns, options.Featured, options.Planned):
     """What is planned."""
 
     recipe: list[str] = option("Repeatable, to lay plans over each other.", options.DEFAULT_RECIPE_SHOWN)
@@ -79,7 +79,7 @@ def plan(
     planned = []
     for chosen in (choice.recipe() for choice in wanted.recipe):
         spares = options.default_spare(chosen, sampling.steps if out is not None else 0) if spare is None else spare
-        made = plan_recipe(chosen, budget, sampling, calibrate, spares)
+        made = plan_recipe(chosen, budget, sampling, calibrate, spares, wanted.channel_norm())
         planned.append(made.with_usable_count() if wanted.count_usable else made)
     if out is not None:
         _write(planned[0], out)
@@ -116,6 +116,8 @@ def _write(plan: Plan, path: Path) -> None:
 
 
 def _show(plan: dict[str, Any]) -> None:
+    from apportion.planning import describe_norm
+
     console = screen()
     console.print(
         f"[bold]{plan['recipe']}[/bold]  ε = {plan['epsilon']:.4f} (asked for {plan['target_epsilon']:g}), δ = {plan['delta']:g}, "
@@ -134,6 +136,8 @@ def _show(plan: dict[str, Any]) -> None:
     spent = [price for _, price in plan["spent"]]
     for name, series in (("ε spent", spent), ("noise", plan["noise_multiplier"]), ("clip", plan["clip"])):
         console.print(f"  {name:<8} {sparkline(series)}  {series[0]:.4g} → {series[-1]:.4g}")
+    if "norm" in plan:
+        console.print(f"  {describe_norm(plan['norm'])}", soft_wrap=True)
     claims = ", ".join(
         f"{name} {'refuses' if value is None else f'{value:.4g}'}" for name, value in plan["claims"].items()
     )

@@ -193,7 +193,15 @@ def _from_file(said: dict[str, Any]) -> tuple[Experiment, Plan]:
     facts |= {"group": [asdict(one) for one in budget.groups]} if budget.groups else {"epsilon": budget.epsilon}
     facts |= budget.unit.describe() if isinstance(budget.unit, User) else {}
     sizes = {"population": sampling.population, "sample_rate": sampling.sample_rate, "steps": sampling.steps}
-    return _describe(said | facts | sizes, choice), plan
+    described = _describe(said | facts | sizes, choice)
+    if described.channel_norm() != plan.norm:
+        shown = "with" if plan.norm is not None else "without"
+        reason = (
+            f"{path} is a plan {shown} the question by which channels are normalised, and this asks for something else"
+        )
+        fix = 'Say the same in both: --features "scatter norm=channel"'
+        raise InvalidArgument("features", said.get("features"), reason, fix)
+    return described, plan
 
 
 def _describe(said: dict[str, Any], choice: dict[str, Any]) -> Experiment:

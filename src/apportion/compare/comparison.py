@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +31,7 @@ from apportion.curator.tree import call_model, map_tensors
 from apportion.data import KNOWN
 from apportion.errors import BudgetExhausted, InvalidArgument
 from apportion.execution import Execution
+from apportion.models.channel_scaling import ChannelMoments, find_scaling
 from apportion.models.temper import temper
 from apportion.planning import Plan
 from apportion.reporting.measures import Measure
@@ -52,6 +54,8 @@ from apportion.training.train import train
 from apportion.training.versions import package_versions, source_commit
 
 Announce = Callable[[RunResult], None]
+_CHUNK = 1024
+"""Records that are read at a time."""
 
 
 def compare(
@@ -227,6 +231,9 @@ def _train_without_privacy(setup: _Setup) -> RunResult:
     if evaluation is not None:
         require_measurable(model, evaluation.data, metric=evaluation.metric)
     records = as_records(setup.augmented(setup.subject.usable_train))
+    if (layer := find_scaling(model)) is not None:
+        chunks = np.array_split(np.arange(len(records)), math.ceil(len(records) / _CHUNK))
+        layer.write(*ChannelMoments(layer).exact_constants(records.batch(chunk)[0] for chunk in chunks))
     updates = build_optimizer(model, setup.optimizer, setup.lr)
     generator = np.random.default_rng(setup.result.seed)
     size = max(1, round(setup.sampling.expected_batch_size))

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from apportion import validate
 from apportion.budget import Budget
+from apportion.channel_norm import ChannelNorm
 from apportion.compare.feature_choice import FeatureChoice
 from apportion.compare.people import KINDS, PeopleSettings
 from apportion.compare.resolve import call_own, find_own, is_own
@@ -212,13 +213,18 @@ class Experiment(PeopleSettings):
 
     def plan(self, recipe: Recipe, spare: int = 0) -> Plan:
         """What a run of one of its recipes executes."""
-        plan = plan_steps(recipe, self.budget(), self.sampling(), spare)
+        plan = plan_steps(recipe, self.budget(), self.sampling(), spare, norm=self.channel_norm())
         return plan.with_usable_count() if self.count_usable else plan
+
+    def channel_norm(self) -> ChannelNorm | None:
+        """What plans ask before their first step, for the normalisation of features."""
+        return None if self.features is None else self.features.channel_norm()
 
     def check(self) -> None:
         """Raise for everything that can be seen to be wrong before data is read."""
         if not self.recipe:
             raise InvalidArgument("recipe", (), "there is nothing to run", 'Write recipe = ["abadi"], or [[recipe]]')
+        self.channel_norm()
         choose_evaluation(None, self.measured_by(), self.evaluate_every, self.sampling())
         self.stopping()
         shown = [choice.shown for choice in self.recipe]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from apportion import validate
+from apportion.channel_norm import ChannelNorm
 from apportion.compare.resolve import find_own, is_own
 from apportion.errors import ApportionError, InvalidArgument
 
@@ -14,26 +16,33 @@ if TYPE_CHECKING:
     from apportion.features.extractor import FeatureMap
     from apportion.features.feature_norms import GroupNorm
 
-_KINDS = {"scatter": "Scatter", "pretrained": "Pretrained"}
-_NORMS = ("group", "whiten", "none")
-_OWN = ("kind", "norm", "groups", "settings")
+_KINDS = {"scatter": "Scatter", "pretrained": "Pretrained", "words": "WordCounts"}
+_NORMS = ("group", "whiten", "channel", "none")
+_USUAL = {"scatter": "whiten", "words": "none"}
+"""Normalisations of maps that were measured; all others are normalised by groups."""
+_OWN = ("kind", "norm", "groups", "multiplier", "bound", "settings")
 
 
 class FeatureChoice(BaseModel):
     """A feature map by its name, and how features are normalised.
 
     Args:
-        kind: "scatter", "pretrained", or a person's own `module:Class` or `module:object`.
-        norm: "group", "whiten" (of images; as of `Whiten`) or "none".
-        groups: of "group" and "whiten".
-        settings: of the map. In a file they stand beside the others: {kind = "scatter", scale = 3}.
+        kind: "scatter", "words", "pretrained", or a person's own `module:Class` or `module:object`.
+        norm: "group", "whiten" (as of `apportion.features.Whiten`) or "none", which cost nothing; or "channel": by groups, and then
+            each channel by a question that is paid for. A scattering transform is whitened if nothing is said.
+        groups: of all but "none".
+        multiplier, bound: of "channel", as of `apportion.features.ChannelNorm`.
+        settings: of the map. In a file they stand beside the others: {kind = "scatter", scale = 3}; on a command line all of it is one
+            text, "scatter scale=3 norm=channel".
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: str
-    norm: str = "group"
+    norm: str | None = None
     groups: int | None = None
+    multiplier: float | None = None
+    bound: float | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -41,17 +50,22 @@ class FeatureChoice(BaseModel):
     def _by_name(cls, value: Any) -> Any:
         """A name alone is a map with its defaults; what is not ours is a setting of the map."""
         if isinstance(value, str):
-            value = {"kind": value}
+            value = _read_text(value)
         if not isinstance(value, dict) or "settings" in value:
             return value
         settings = {name: one for name, one in value.items() if name not in _OWN}
         return {name: one for name, one in value.items() if name in _OWN} | {"settings": settings}
 
+    @property
+    def normalisation(self) -> str:
+        """`norm`, or what is usual for the map."""
+        return validate.known("features.norm", self.norm or _USUAL.get(self.kind, "group"), _NORMS)
+
     def build_map(self) -> FeatureMap:
         """The map itself, whitened if that is the normalisation."""
         from apportion.features.whitening import Whiten
 
-        if self.norm != "whiten":
+        if self.normalisation != "whiten":
             return self._build_map()
         return Whiten(self._build_map()) if self.groups is None else Whiten(self._build_map(), groups=self.groups)
 
@@ -82,6 +96,32 @@ class FeatureChoice(BaseModel):
         """The normalisation that follows; `None` for none, and where it is part of the map."""
         from apportion.features.feature_norms import GroupNorm
 
-        if validate.known("features.norm", self.norm, _NORMS) != "group":
+        if self.normalisation in ("whiten", "none"):
             return None
         return GroupNorm() if self.groups is None else GroupNorm(self.groups)
+
+    def channel_norm(self) -> ChannelNorm | None:
+        """What is asked before the first step; `None` for nothing."""
+        said = {name: one for name in ("multiplier", "bound") if (one := getattr(self, name)) is not None}
+        if self.normalisation == "channel":
+            return ChannelNorm(**said)
+        for name, one in said.items():
+            reason = f"it is about the question that is paid for, and norm={self.normalisation} asks none"
+            raise InvalidArgument(f"features.{name}", one, reason, "Say norm=channel too, or leave it out")
+        return None
+
+
+def _read_text(text: str) -> dict[str, Any]:
+    """A name, and name=value of each setting, as on a command line."""
+    kind, *said = text.split() or [""]
+    found: dict[str, Any] = {"kind": kind}
+    for one in said:
+        name, equals, value = one.partition("=")
+        if not (name and equals and value):
+            fix = 'Write "scatter norm=channel"'
+            raise InvalidArgument("features", text, f"{one!r} is not name=value", fix)
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from apportion.compare.feature_choice import FeatureChoice
-from apportion.compare.feature_subject import build_head
+from apportion.compare.feature_subject import build_head, scaled
 from apportion.errors import InvalidArgument
 from apportion.features.extractor import Extractor
 from apportion.models.temper import temper
@@ -120,6 +120,7 @@ def read_features(folder: Path, model: nn.Module | None) -> tuple[Extractor, nn.
         reason = "its features are computed in another way than those that its model was trained on"
         raise InvalidArgument("run", str(path), reason, "Use the weights and the code that it was trained with")
     head = model if model is not None else build_head(name, extractor.width, classes, activation)
+    head = scaled(choice, extractor, head)
     return extractor, head if tempering is None else temper(head, **tempering)
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from apportion.compare.experiment import Experiment
+    from apportion.compare.feature_choice import FeatureChoice
+    from apportion.features.extractor import Extractor
 
 DEFAULT_HEAD = "linear"
 
@@ -48,15 +50,27 @@ def on_features(experiment: Experiment, subject: Subject, data_dir: Path | None)
     folder = feature_folder(data_dir)
     test = None if subject.test is None else Public(extract(extractor, subject.test.data, cache=folder))
     name = experiment.model or DEFAULT_HEAD
+    build = partial(build_head, name, extractor.width, classes_of(subject))
     return replace(
         subject,
         train=extract(extractor, subject.train, cache=folder),
         test=test,
         model_name=f"{choice.kind} + {name}",
-        build=partial(build_head, name, extractor.width, classes_of(subject)),
+        build=lambda activation=None: scaled(choice, extractor, build(activation)),
         domain=None if subject.domain is None else replace(subject.domain, inputs=None),
         extractor=extractor,
     )
+
+
+def scaled(choice: FeatureChoice, extractor: Extractor, head: nn.Module) -> nn.Module:
+    """The head behind the layer that normalises channels, where the run asks for that."""
+    if choice.channel_norm() is None:
+        return head
+    from torch import nn
+
+    from apportion.features.feature_norms import ChannelScaling
+
+    return nn.Sequential(ChannelScaling(extractor.channels, extractor.positions), head)
 
 
 def classes_of(subject: Subject) -> int | None:

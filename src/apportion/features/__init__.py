@@ -10,13 +10,15 @@ if TYPE_CHECKING:
     from apportion.features.extraction import extract
     from apportion.features.extractor import Extractor, FeatureMap
     from apportion.features.feature_head import linear_head
-    from apportion.features.feature_norms import GroupNorm
+    from apportion.features.feature_norms import ChannelNorm, ChannelScaling, GroupNorm
     from apportion.features.pretrained import Pretrained
     from apportion.features.scatter import Scatter
     from apportion.features.whitening import Whiten
     from apportion.features.word_counts import WordCounts
 
 __all__ = [
+    "ChannelNorm",
+    "ChannelScaling",
     "Extractor",
     "FeatureMap",
     "GroupNorm",
@@ -34,7 +36,7 @@ __getattr__, __dir__ = lazy_names(
         "extraction": ("extract",),
         "extractor": ("Extractor", "FeatureMap"),
         "feature_head": ("linear_head",),
-        "feature_norms": ("GroupNorm",),
+        "feature_norms": ("ChannelNorm", "ChannelScaling", "GroupNorm"),
         "pretrained": ("Pretrained",),
         "scatter": ("Scatter",),
         "whitening": ("Whiten",),

@@ -77,7 +77,13 @@ class Extractor(nn.Module):
         self.map = found
         self.requires_grad_(False).eval()
         self.together = self._vet()
-        self.width = int(self(self._example[None]).shape[1])
+        with torch.no_grad():
+            self.width, self.channels = (int(one(self._example[None]).shape[1]) for one in (self, self.map))
+
+    @property
+    def positions(self) -> int:
+        """How many features each channel has."""
+        return self.width // self.channels
 
     @property
     def _kind(self) -> str:

@@ -1,4 +1,5 @@
-"""How the features of a record are brought to one scale before a linear layer learns from them."""
+"""How the features of a record are brought to one scale before a linear layer learns from them: by the record itself, which is free, or by
+all records, which is paid for (`apportion.channel_norm`)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
+from apportion.channel_norm import ChannelNorm
+from apportion.models.channel_scaling import ChannelScaling
 from apportion.validate import Checked, checked, whole
+
+__all__ = ["ChannelNorm", "ChannelScaling", "GroupNorm"]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from apportion.accounting.accountant import Accountant, PrivacyLossAccountant, c
 from apportion.accounting.central_limit import CentralLimitAccountant
 from apportion.accounting.comparisons import compare_accountants
 from apportion.budget import Budget
+from apportion.channel_norm import ChannelNorm
 from apportion.planning import Plan, plan_steps
 from apportion.sampling import Sampling
 from apportion.strategies.recipes import Recipe
@@ -18,24 +19,32 @@ from apportion.strategies.recipes import Recipe
 CALIBRATIONS: dict[str, type[Accountant]] = {"pld": PrivacyLossAccountant, "clt": CentralLimitAccountant}
 
 
-def plan_recipe(recipe: Recipe, budget: Budget, sampling: Sampling, calibration: str = "pld", spare: int = 0) -> Plan:
+def plan_recipe(
+    recipe: Recipe,
+    budget: Budget,
+    sampling: Sampling,
+    calibration: str = "pld",
+    spare: int = 0,
+    norm: ChannelNorm | None = None,
+) -> Plan:
     """The plan of a recipe.
 
     Args:
         calibration: "pld" solves the noise from the true ε; "clt" from the central limit theorem, as Du et al. do, which is *not an
             upper bound*: the plan then says what it really costs.
         spare: steps that can be taken again after a crash.
+        norm: what is asked before the first step.
     """
     if calibration == "clt":
-        return plan_by_limit_theorem(recipe, budget, sampling)
-    return plan_steps(recipe, budget, sampling, spare)
+        return plan_by_limit_theorem(recipe, budget, sampling, norm)
+    return plan_steps(recipe, budget, sampling, spare, norm=norm)
 
 
 def plan_facts(plan: Plan, *, target_epsilon: float, calibration: str = "pld") -> dict[str, Any]:
     """What `apportion plan --json` prints: the plan with its course, and what each accountant would claim for it."""
     from apportion.training.typical_course import typical_course
 
-    claims = [] if plan.filtered else compare_accountants(count_events(plan.tokens), plan.budget.delta)
+    claims = [] if plan.filtered else compare_accountants(count_events(plan.declared), plan.budget.delta)
     rule = plan.rule()
     return {
         "recipe": plan.recipe.name,
@@ -52,6 +61,7 @@ def plan_facts(plan: Plan, *, target_epsilon: float, calibration: str = "pld") -
         "clip": plan.thresholds(),
         "spent": plan.spending(),
         **({"groups": group_facts(plan)} if plan.factors else {}),
+        **({} if plan.norm is None else {"norm": plan.norm_facts()}),
         "rule": rule.name,
         "course": [asdict(step) for step in typical_course(plan)] if rule.adaptive else None,
         "claims": {claim.name: claim.epsilon for claim in claims},
@@ -75,9 +85,9 @@ def group_facts(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def plan_by_limit_theorem(recipe: Recipe, budget: Budget, sampling: Sampling) -> Plan:
+def plan_by_limit_theorem(recipe: Recipe, budget: Budget, sampling: Sampling, norm: ChannelNorm | None = None) -> Plan:
     """A plan whose noise the central limit theorem solves from `budget`, at its true price, which exceeds that budget."""
-    plan = plan_steps(recipe, budget, sampling, accountant=CentralLimitAccountant())
+    plan = plan_steps(recipe, budget, sampling, accountant=CentralLimitAccountant(), norm=norm)
     return replace(plan, budget=replace(budget, epsilon=plan.epsilon))
 
 

@@ -19,6 +19,7 @@ def take_steps(
     stop: EarlyStopping | None = None,
 ) -> None:
     """Spend every token that is left, unless `stop` ends the run before. `show` is told of each step."""
+    session.normalise()
     while session.account.left and not _is_over(session, stop) and session.affords(request := session.next_request()):
         entry = session.apply(session.curator.answer(request, loss_fn))
         measured = (

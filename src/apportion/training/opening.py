@@ -20,6 +20,7 @@ from apportion.curator.problems import Problems
 from apportion.curator.records import Records
 from apportion.errors import InvalidArgument
 from apportion.execution import Execution
+from apportion.models.channel_scaling import find_scaling
 from apportion.models.check import check
 from apportion.models.engine_choice import choose_engine
 from apportion.models.memory import resolve_micro_batch
@@ -33,6 +34,7 @@ from apportion.training.checkpoint import Checkpoints, restored
 from apportion.training.exact import ExactCurator
 from apportion.training.folders import missing_folders, remove_empty
 from apportion.training.individual_runs import individual_bounds, require_individual_fits
+from apportion.training.normalising import Normaliser, require_scaling
 from apportion.training.optimizers import (
     require_momentum_free,
     require_plain_scheduler,
@@ -66,6 +68,7 @@ def open_session(setup: Setup) -> Session:
             return _build_curator(setup, session, engine, execution, owners)
 
         session = Session(setup, engine, account, build_curator, checkpoints)
+        _add_normaliser(setup, session, owners, new=earlier is None)
         if earlier is not None:
             restored(Path(setup.storage.folder or "") / CHECKPOINT, lambda: session.restore(earlier))
             session.warn_if_unusable()
@@ -77,6 +80,16 @@ def open_session(setup: Setup) -> Session:
     session.close()  # of a run that had ended, and died before it could tidy up
     setup.model.train()
     return session
+
+
+def _add_normaliser(setup: Setup, session: Session, owners: Owners, *, new: bool) -> None:
+    """What asks for the normalisation of features. A new run forgets constants of an earlier one: it pays for its own."""
+    layer, norm = find_scaling(setup.model), setup.plan.norm
+    if layer is None or norm is None:
+        return
+    if new:
+        layer.forget()
+    session.normaliser = Normaliser(setup, layer, norm, session.account, owners)
 
 
 def _require_a_first_step(session: Session) -> None:
@@ -108,6 +121,7 @@ def _require_valid(setup: Setup) -> None:
     if not isinstance(storage, Storage):
         raise InvalidArgument("storage", storage, "it is not a Storage", 'Pass apportion.Storage("runs/one")')
     require_tempered(setup.model, plan.recipe.model)
+    require_scaling(setup.model, plan, setup.records.example[0])
     require_plain_step(setup.optimizer)
     if setup.scheduler is not None:
         require_plain_scheduler(setup.scheduler, setup.optimizer)
@@ -126,6 +140,9 @@ def _require_valid(setup: Setup) -> None:
         raise InvalidArgument(
             "data", "views of records", reason, "Use apportion.train, or a Dataset that augments each record"
         )
+    if setup.own_loop and plan.norm is not None:
+        reason = "what is asked before the first step is asked by apportion.train"
+        raise InvalidArgument("plan", "with norm", reason, "Use apportion.train, or plan without norm=")
     if storage.recovery == "exact" and setup.own_loop:
         raise InvalidArgument(
             "recovery",

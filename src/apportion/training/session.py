@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,9 @@ from apportion.training.optimizers import require_same_parameters
 from apportion.training.recipe_state import RecipeState
 from apportion.training.storage import PROBLEMS, Storage
 from apportion.usable import UsableTally
+
+if TYPE_CHECKING:
+    from apportion.training.normalising import Normaliser
 
 REHEARSED = 8
 """Steps in which the strategies are answered with zeros before anything is charged."""
@@ -118,6 +121,14 @@ class Session:
         self._rehearse()
         self._strategies = self._begin()
         self.curator = build_curator(self)
+        self.normaliser: Normaliser | None = None
+        """What asks for the normalisation of features, where the plan pays for it."""
+
+    def normalise(self) -> None:
+        """Ask what the plan asks before its first step, if that was not done yet; durable before a step rests on it."""
+        if self.normaliser is not None and self.normaliser.due:
+            self.normaliser.ask()
+            self.write_checkpoint()
 
     def _begin(self) -> RecipeState:
         return RecipeState(self.plan, trained_parameters(self.model), self.initial_learning_rates[0])

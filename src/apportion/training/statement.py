@@ -81,6 +81,7 @@ def statement(session: Session) -> dict[str, Any]:
         "spare_draws_declared": plan.spare,
         "clip": describe(plan.clip),
         "noise": {**describe(plan.noise), "first": plan.multipliers[0], "last": plan.multipliers[-1]},
+        "norm": plan.norm_facts(),
         "ledger": "durable before each release"
         if session.account.ledger.path
         else "in memory only: a crash would forget it",
@@ -156,6 +157,8 @@ def in_words(facts: dict[str, Any]) -> str:
         f"the training data or removed from it. This held for all {facts['steps_taken']} steps taken, each draw on a fresh Poisson batch "
         f"with sampling rate {facts['sample_rate']:.4g}."
     )
+    if facts.get("norm"):
+        text += " So it did for the constants by which features are normalised, which were asked for once, before the first step."
     if groups := facts.get("groups"):
         text += " Members of single groups have budgets of their own: " + ", ".join(
             f"{one['name']} e^{show_epsilon(one['epsilon'], 3)}" for one in groups
@@ -168,6 +171,13 @@ def in_words(facts: dict[str, Any]) -> str:
 
 def _with_score(facts: dict[str, Any]) -> str:
     return " and the score of held-out records" if facts.get("holdout") else ""
+
+
+def _asked_first(norm: dict[str, Any]) -> str:
+    return (
+        f"mean and variance of each channel of the features, by one question about all records with noise multiplier "
+        f"{norm['multiplier']:g}; it is composed with the steps, and part of ε (alone {show_epsilon(norm['epsilon_alone'])})"
+    )
 
 
 def show_epsilon(epsilon: float, places: int = 4) -> str:
@@ -196,6 +206,7 @@ def as_markdown(facts: dict[str, Any]) -> str:
         "draws charged": f"{facts['draws_charged']}; {facts['spare_draws_declared']} spare ones were declared for crashes",
         "clip": _parameters(facts["clip"]),
         "noise": _parameters(facts["noise"]),
+        **({"before the first step": _asked_first(norm)} if (norm := facts.get("norm")) else {}),
         "randomness": facts["randomness"],
         "ledger": facts["ledger"],
         "versions": ", ".join(f"{name} {number}" for name, number in facts["versions"].items()),

@@ -159,6 +159,9 @@ def _vary(base: Sampling, chosen: Mapping[str, Any]) -> Sampling:
 
 def _require_fixed(plan: Plan) -> Plan:
     """Refuse a plan whose multipliers follow released values: the price of a selection is known for plans fixed in advance."""
+    if plan.norm is not None:
+        reason = "each trial would ask for the normalisation of features again, and a search is priced for steps"
+        raise InvalidArgument("plan", plan.recipe.name, reason, "Tune with features that are normalised by groups")
     if type(plan.rule()) is not FixedPlan:
         raise InvalidArgument(
             "plan",
