@@ -78,17 +78,21 @@ def compare(
     if ledger is not None:
         require_chargeable(experiment)
     subject = resolve(experiment.data, experiment.model, data_dir, experiment.table)
-    subject = on_features(experiment, subject, data_dir)
     if subject.table is not None and subject.test is None:
         reason = "there is nothing to compare by: no public records were named to measure on"
         raise InvalidArgument("test", None, reason, "Pass --test public.csv")
     runs: list[RunResult] = []
     skipped: list[NotRun] = []
+    featured: dict[str | None, Subject] = {}
     for choice in experiment.recipe:
+        own = experiment.of(choice)
+        if (key := own.features and own.features.model_dump_json()) not in featured:
+            featured[key] = on_features(own, subject, data_dir)
         for seed in experiment.seeds or (None,):
             folder = new_folder(out / "runs", choice.shown if seed is None else f"{choice.shown}-seed{seed}")
             try:
-                run = run_recipe(experiment, choice, subject, seed, folder, progress, storage=Storage(folder, ledger))
+                storage = Storage(folder, ledger)
+                run = run_recipe(own, choice, featured[key], seed, folder, progress, storage=storage)
             except (InvalidArgument, BudgetExhausted) as error:  # nothing was trained and nothing charged
                 last = choice is experiment.recipe[-1] and not runs
                 if last or not (skip_unfit or (runs and isinstance(error, BudgetExhausted))):

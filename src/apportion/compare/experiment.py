@@ -57,6 +57,7 @@ class RecipeChoice(StrictModel):
         label: what it is called in results; its name if nothing is said.
         lr_follows: the label of another recipe of the experiment, whose clip is known in advance. The learning rate then is η·C_t/C_1 with
             its C_t, so that a fixed clip stands beside a decaying one as its control.
+        features: instead of the experiment's, with one layer in the place of its model.
     """
 
     name: str
@@ -70,6 +71,7 @@ class RecipeChoice(StrictModel):
     optimizer: str | None = None
     momentum: float | None = Field(default=None, ge=0, lt=1)
     activation: str | None = None
+    features: FeatureChoice | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -220,11 +222,16 @@ class Experiment(PeopleSettings):
         """What plans ask before their first step, for the normalisation of features."""
         return None if self.features is None else self.features.channel_norm()
 
+    def of(self, choice: RecipeChoice) -> Experiment:
+        """What is said for this recipe: with features of its own it trains one layer on them."""
+        return self if choice.features is None else self.model_copy(update={"features": choice.features, "model": None})
+
     def check(self) -> None:
         """Raise for everything that can be seen to be wrong before data is read."""
         if not self.recipe:
             raise InvalidArgument("recipe", (), "there is nothing to run", 'Write recipe = ["abadi"], or [[recipe]]')
-        self.channel_norm()
+        for choice in self.recipe:
+            self.of(choice).channel_norm()
         choose_evaluation(None, self.measured_by(), self.evaluate_every, self.sampling())
         self.stopping()
         shown = [choice.shown for choice in self.recipe]
