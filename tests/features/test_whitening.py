@@ -10,7 +10,7 @@ from torch import nn
 
 import apportion as ap
 from apportion.features.dead_leaves import dead_leaves
-from apportion.features.whitening import _LEAST, _whitening
+from apportion.features.whitening import _LEAST, _power
 
 
 def test_drawn_images_are_the_same_each_time_and_fill_their_range():
@@ -30,17 +30,29 @@ def test_drawn_images_change_more_over_longer_distances_as_photographs_do():
     assert all(1.1 < ratio < 3.2 for ratio in ratios)  # noise has 1, a ramp 4
 
 
-@pytest.mark.parametrize("power", [0.25, 0.5])
+@pytest.mark.parametrize("power", [-0.25, -0.5, 0.25])
 def test_variances_are_raised_to_the_power(power):
     torch.manual_seed(0)
     turned = torch.linalg.qr(torch.randn(4, 4)).Q
-    channels = (turned @ torch.diag(torch.tensor([8.0, 2.0, 1.0, 0.5])) @ torch.randn(4, 20_000) + 3).double()
-    matrix, mean = _whitening(channels, power)
-    variances = torch.linalg.eigvalsh(torch.cov(channels))
-    found = torch.linalg.eigvalsh(torch.cov(matrix.double() @ (channels - mean.double())))
-    expected = variances * (variances / variances.mean() + _LEAST) ** (-2 * power)
+    rows = (turned @ torch.diag(torch.tensor([8.0, 2.0, 1.0, 0.5])) @ torch.randn(4, 20_000)).double()
+    matrix = _power(rows, power)
+    variances = torch.linalg.eigvalsh(torch.cov(rows))
+    found = torch.linalg.eigvalsh(torch.cov(matrix @ rows))
+    expected = variances * (variances / variances.mean() + _LEAST) ** (2 * power)
     assert found.numpy() == pytest.approx(expected.sort().values.numpy(), rel=0.01)
-    assert matrix.mT.numpy() == pytest.approx(matrix.numpy(), abs=1e-5)
+    assert matrix.mT.numpy() == pytest.approx(matrix.numpy(), abs=1e-9)
+
+
+def test_drawn_images_have_centred_features_of_variance_one_with_fewer_long_directions():
+    plain = ap.features.Extractor(ap.features.Scatter(angles=4), (1, 16, 16))
+    white = ap.features.Extractor(ap.features.Whiten(ap.features.Scatter(angles=4)), (1, 16, 16), norm=None)
+    images = dead_leaves(300, (1, 16, 16), seed=5)
+    found = white(images).unflatten(1, (-1, 16))
+    assert found.square().mean() == pytest.approx(1, abs=0.15)
+    assert found.mean((0, 2)).abs().max() < 0.3
+    spread = lambda rows: float(torch.linalg.eigvalsh(torch.cov(rows))[-1] / rows.var(1).sum())  # noqa: E731
+    channels = [one(images).unflatten(1, (-1, 16)).transpose(0, 1).flatten(1) for one in (white, plain)]
+    assert spread(channels[0]) < 0.7 * spread(channels[1])
 
 
 def test_features_of_a_record_are_its_own_and_computed_together():

@@ -18,26 +18,28 @@ if TYPE_CHECKING:
 
 IMAGES = 500
 """That the covariance is estimated from; each has as many positions as the map gives."""
-_PIECE, _LINES = 50, 16
+_PIECE, _LINES, _CENTRE = 50, 16, 0.5
 _LEAST = 0.01
 """Added to the variances, in units of their mean: directions that drawn images hardly have are not blown up."""
 
 
 @dataclass(frozen=True)
 class Whiten(Checked):
-    """(Σ/σ̄² + 0.01)^(−power)·(φ(x) − μ), where φ are normalised features and μ, Σ mean and covariance of their channels on drawn images.
+    """A·(φ(x − ½) − μ)·B with A ∝ (Σ + 0.01)^(−power) over channels and B ∝ (Π + 0.01)^power over positions, of normalised features φ.
 
-    A few directions of the channels carry most of the length of a record's gradient, so that clipping lets them through and noise
-    drowns the others. Half of the way to equal lengths (power ¼; ½ would be the whole way) is where private training gained most:
-    2 points on CIFAR-10 at ε = 1 and 3.
+    μ and Σ are mean and covariance of the channels on drawn images, Π is the covariance of the positions after A, both in units of their
+    mean variance. A few directions of the channels carry most of the length of a record's gradient, so that clipping lets them through and
+    noise drowns the others; A goes half of the way to equal lengths (power ¼; ½ would be the whole way). What changes quickly from
+    position to position is mostly noise, and B makes it shorter. Pixels are centred by ½, or the averages among the features would drown
+    what they are normalised with. Together that gained 4 points on CIFAR-100 with 20 classes at ε = 1 and 3; each part gained by itself.
 
     Args:
-        features: the map φ, of images or signals.
-        power: how far the lengths of directions are evened out.
+        features: the map φ, of images or signals with values in [0, 1].
+        power: how far the lengths of directions are changed.
         groups: as of `GroupNorm`, which φ goes through first.
 
-    Source: ours; covariances from images that nobody took as in DP-KFC, preconditioning half of the way as in Shampoo.
-    Guarantee: μ and Σ come from `dead_leaves`, so it is as public as φ, and costs nothing.
+    Source: ours; covariances from images that nobody took as in DP-KFC, a power of a Kronecker product as in Shampoo.
+    Guarantee: all constants come from `dead_leaves`, so it is as public as φ, and costs nothing.
 
     Examples:
         >>> import apportion as ap
@@ -58,16 +60,22 @@ class Whiten(Checked):
         return f"{self.features.public}; whitened by drawn images"
 
     def build(self, shape: tuple[int, ...]) -> nn.Module:
-        """(records, channels, …) → (records, features, …)."""
+        """(records, channels, …) → (records, features, positions)."""
         module = self.features.build(shape).requires_grad_(False).eval()
-        norm = GroupNorm(self.groups)
+        norm, drawn = GroupNorm(self.groups), _draw(shape)
         with torch.no_grad():
-            drawn = _draw(shape)
-            found = torch.cat([norm.apply(module(piece)) for piece in drawn.split(_PIECE)]).double()
+            found = torch.cat([norm.apply(module(piece - _CENTRE)) for piece in drawn.split(_PIECE)]).double()
         if found.dim() < 3:
             reason = f"its features have the shape {tuple(found.shape[1:])}, and channels are whitened over positions"
             raise InvalidArgument("features", "Whiten", reason, "Whiten a map that keeps positions, such as Scatter()")
-        return _Whitened(module, norm, *_whitening(found.transpose(0, 1).flatten(1), self.power))
+        found = found.flatten(2)
+        mean = found.mean((0, 2))[:, None]
+        found = found - mean
+        channels = _power(found.transpose(0, 1).flatten(1), -self.power)
+        found = channels @ found
+        positions = _power(found.movedim(2, 0).flatten(1), self.power)
+        scale = (found @ positions).square().mean().rsqrt()  # a variance of 1, as of all normalised features
+        return _Whitened(module, norm, (channels * scale).float(), mean.float(), positions.float())
 
 
 def _draw(shape: tuple[int, ...]) -> Tensor:
@@ -80,25 +88,21 @@ def _draw(shape: tuple[int, ...]) -> Tensor:
     raise InvalidArgument("features", f"Whiten on inputs of shape {shape}", reason, "Leave it out")
 
 
-def _whitening(channels: Tensor, power: float) -> tuple[Tensor, Tensor]:
-    """The matrix and the mean, of (channels, samples)."""
-    mean = channels.mean(1, keepdim=True)
-    centred = channels - mean
-    variances, directions = torch.linalg.eigh(centred @ centred.mT / centred.shape[1])
-    lengths = (variances / variances.mean() + _LEAST).clamp(min=_LEAST) ** -power
-    return ((directions * lengths) @ directions.mT).float(), mean.float()
+def _power(rows: Tensor, power: float) -> Tensor:
+    """(Σ/σ̄² + 0.01)^power for the covariance Σ of (directions, samples)."""
+    variances, directions = torch.linalg.eigh(rows @ rows.mT / rows.shape[1])
+    lengths = (variances / variances.mean() + _LEAST).clamp(min=_LEAST) ** power
+    return (directions * lengths) @ directions.mT
 
 
 class _Whitened(nn.Module):
-    def __init__(self, module: nn.Module, norm: GroupNorm, matrix: Tensor, mean: Tensor):
+    def __init__(self, module: nn.Module, norm: GroupNorm, channels: Tensor, mean: Tensor, positions: Tensor):
         super().__init__()
         self.module, self._norm = module, norm
-        # computed anew wherever it is built, and not the same to the last digit on every machine, so it is no state to compare
-        self.register_buffer("_matrix", matrix, persistent=False)
-        self.register_buffer("_mean", mean, persistent=False)
+        # computed anew wherever it is built, and not the same to the last digit on every machine, so they are no state to compare
+        for name, one in (("_channels", channels), ("_mean", mean), ("_positions", positions)):
+            self.register_buffer(name, one, persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        features = self._norm.apply(self.module(inputs))
-        return (self.get_buffer("_matrix") @ (features.flatten(2) - self.get_buffer("_mean"))).unflatten(
-            2, features.shape[2:]
-        )
+        features = self._norm.apply(self.module(inputs - _CENTRE)).flatten(2) - self.get_buffer("_mean")
+        return self.get_buffer("_channels") @ features @ self.get_buffer("_positions")
