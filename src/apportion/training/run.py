@@ -44,7 +44,7 @@ class Run:
 
     @property
     def averaged(self) -> nn.Module | None:
-        """A copy of the model with the averaged weights of `apportion.update.Plain(average=...)`, as covered as the model itself.
+        """A copy of the model with the averaged weights of `update.Plain(average=…)` or `TailAverage`, as covered as the model itself.
 
         It is what `evaluate` measures where an average is kept. `None` where none is.
         """
