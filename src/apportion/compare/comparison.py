@@ -86,7 +86,8 @@ def compare(
     featured: dict[str | None, Subject] = {}
     for choice in experiment.recipe:
         own = experiment.of(choice)
-        if (key := own.features and own.features.model_dump_json()) not in featured:
+        key = None if own.features is None else own.features.model_dump_json()
+        if key not in featured:
             featured[key] = on_features(own, subject, data_dir)
         for seed in experiment.seeds or (None,):
             folder = new_folder(out / "runs", choice.shown if seed is None else f"{choice.shown}-seed{seed}")

@@ -90,9 +90,11 @@ def _draw(shape: tuple[int, ...]) -> Tensor:
 
 def _power(rows: Tensor, power: float) -> Tensor:
     """(Σ/σ̄² + 0.01)^power for the covariance Σ of (directions, samples)."""
-    variances, directions = torch.linalg.eigh(rows @ rows.mT / rows.shape[1])
+    found = torch.linalg.eigh(rows @ rows.mT / rows.shape[1])
+    variances, directions = found.eigenvalues, found.eigenvectors
     lengths = (variances / variances.mean() + _LEAST).clamp(min=_LEAST) ** power
-    return (directions * lengths) @ directions.mT
+    changed: Tensor = (directions * lengths) @ directions.mT
+    return changed
 
 
 class _Whitened(nn.Module):
