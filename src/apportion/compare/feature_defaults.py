@@ -10,7 +10,7 @@ from apportion.data import KNOWN
 from apportion.data.entry import Entry
 
 STEPS = 200
-_SHARE = 0.5
+_SHARE = 0.3
 _LEAST, _MOST = 0.1, 1.5
 _SCATTERED, _THINNED = 81, 4
 """Channels that a scattering transform with its defaults makes of one, and how many pixels on each axis become one."""
@@ -18,13 +18,13 @@ _WIDTH, _CLASSES = 1_280, 10
 """Where nothing is known: those of a small pre-trained network."""
 
 FEATURES_WHY = (
-    "one layer on fixed features moves by 0.5·population·ε/√(weights) in 200 steps of gradients of length 1, a rule fitted on training "
+    "one layer on fixed features moves by 0.3·population·ε/√(weights) in 200 steps of gradients of length 1, a rule fitted on training "
     "records of MNIST and Fashion-MNIST that were held out, and tested on CIFAR-10"
 )
 
 
 def learning_rate(values: Mapping[str, Any]) -> float:
-    """η = 0.5·N·ε/(200·√(width·classes)), between 0.1 and 1.5, in units of gradients that are divided by their threshold.
+    """η = 0.3·N·ε/(200·√(width·classes)), between 0.1 and 1.5, in units of gradients that are divided by their threshold.
 
     With noise of one deviation on each of d weights the best path is as long as N·ε/√d allows; steps and rate share it.
 
