@@ -36,7 +36,8 @@ def train(apportion, *more, table=TABLE, unit=RECORD):
 
 
 def test_from_a_csv_file_to_predictions(apportion, files):
-    run, _ = train(apportion)
+    run, err = train(apportion)
+    assert "run/secret/problems.jsonl says exactly" in err  # also where a script reads the rest
     assert 0 < run["epsilon"] <= 2
     assert run["test_accuracy"] is None
     assert run["data"] == "t.csv"
@@ -286,6 +287,7 @@ def test_tables_can_be_compared(apportion, files):
     code, out, err = apportion("compare", "e.toml", "--json", "--model", "linear")
     assert code == 0, err
     assert all(0 <= run["test_accuracy"] <= 1 for run in json.loads(out.splitlines()[-1])["runs"])
+    assert "runs/*/secret/problems.jsonl says exactly" in err
 
 
 @pytest.fixture
