@@ -178,10 +178,13 @@ def _as_tensor(value: Any) -> Tensor:
             "inputs and targets must be tensors or NumPy arrays",
             "Convert them with torch.as_tensor",
         )
-    if isinstance(value, np.ndarray) and value.dtype == np.float64:
-        value = value.astype(np.float32)  # NumPy's default type would not meet a float32 model
     with contain_errors() as attempt:
-        return as_dense_tensor(value)
+        tensor = as_dense_tensor(value)
+        if isinstance(value, np.ndarray) and tensor.dtype is torch.float64:
+            return (
+                tensor.float()
+            )  # NumPy's default type would not meet a float32 model; NumPy itself would warn of large values
+        return tensor
     if isinstance(value, np.ndarray) and value.dtype.kind in "OSUM":
         raise InvalidArgument(
             _ARGUMENT,
