@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from apportion.curator.workers import Workers
 from apportion.errors import InvalidArgument
 
 _ARGUMENT = "data"
+_TABLE = f"Declare what its columns hold, and pass {_ARGUMENT}=apportion.tables.records(table, schema, target=...)"
 
 
 class Records:
@@ -150,6 +152,8 @@ def as_records(data: Any) -> Records:
             "it is indexed by name, and records are drawn by number",
             f"Pass a pair, {_ARGUMENT}=(inputs, targets); inputs may be a dict of tensors",
         )
+    if isinstance(data, (str, Path)) or _is_frame(data):
+        raise InvalidArgument(_ARGUMENT, type(data).__name__, "it is a file or a table, and not yet records", _TABLE)
     if isinstance(data, (tuple, list)) and len(data) == 2 and not isinstance(data, Dataset):
         return _from_arrays(data[0], data[1])
     arrays = data if isinstance(data, tuple) else (data,)
@@ -170,13 +174,18 @@ def as_records(data: Any) -> Records:
     )
 
 
+def _is_frame(value: Any) -> bool:
+    """Whether it looks like a table of pandas or polars, which has a type for each column."""
+    return hasattr(value, "columns") and hasattr(value, "dtypes")
+
+
 def _as_tensor(value: Any) -> Tensor:
     if not isinstance(value, (np.ndarray, Tensor)):
         raise InvalidArgument(
             _ARGUMENT,
             type(value).__name__,
             "inputs and targets must be tensors or NumPy arrays",
-            "Convert them with torch.as_tensor",
+            _TABLE if _is_frame(value) else "Convert them with torch.as_tensor",
         )
     with contain_errors() as attempt:
         tensor = as_dense_tensor(value)
