@@ -330,6 +330,26 @@ def test_the_file_is_there_when_nothing_is_wrong_and_goes_on_after_a_crash(model
     assert problems.lines() == [note, totals], "a torn file is begun anew"
 
 
+class Scans(torch.utils.data.Dataset):
+    """Every eighth cannot be read."""
+
+    def __len__(self):
+        return RECORDS
+
+    def __getitem__(self, index):
+        if index % 8 == 1:
+            raise OSError("a scan is torn")
+        return torch.ones(3), index % 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_data_set_raises_is_kept_for_the_owner(model, tmp_path, workers):
+    run(model, Scans(), tmp_path, planned(batch_size=RECORDS, steps=4), execution=ap.Execution(workers=workers))
+    _, totals, one = lines(tmp_path)
+    assert totals["not_usable"] == 4 * RECORDS // 8
+    assert one == {"problem": "cannot be read", "error": "OSError: a scan is torn", "times": 4 * RECORDS // 8}
+
+
 def test_no_text_of_an_error_ends_a_run(model, records, tmp_path):
     def fails(outputs, targets):
         if bool((targets > 1).any()):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,14 @@ _TABLE = f"Declare what its columns hold, and pass {_ARGUMENT}=apportion.tables.
 class Records:
     """Indexable private records. Only the curator holds one.
 
-    `found` says what was wrong with them when they were read, and is secret; `views` how views of each are made, if several are.
+    `found` says what was wrong with them when they were read, and `failures` what those raised that the last `read` could not read, both
+    secret; `views` how views of each are made, if several are.
     """
 
     def __init__(self, size: int, batch: Callable[[NDArray[np.int64]], Batch], example: Batch):
         self._size, self._batch, self.example = size, batch, example
         self.found: Mapping[str, int] = {}
+        self.failures: list[str] = []
         self.views: Views | None = None
 
     def __len__(self) -> int:
@@ -109,8 +111,11 @@ class DatasetRecords(Records):
         tasks = [Task(members[cut], seeds[cut]).split() for cut in cuts]
         every_piece = [piece for pieces in tasks for piece in pieces]
         read = map(self._reader, every_piece) if self._workers is None else self._workers.read(every_piece)
+        self.failures.clear()
         for pieces in tasks:
-            yield from join_pieces(islice(read, len(pieces)))
+            found = list(islice(read, len(pieces)))
+            self.failures.extend(chain.from_iterable(one.failures for one in found))
+            yield from join_pieces(one.pieces for one in found)
 
     def close(self) -> None:
         if self._workers is not None:
