@@ -311,7 +311,7 @@ class Plan:
             f"{self.expected_batch_size:g} of {sampling.population:,} expected in a batch",
             *self._group_lines(),
             *self._coin_lines(),
-            self._usable_line(),
+            self.describe_usable_count(),
             *self._norm_lines(),
             f"{'step':>9}{'epoch':>8}{'noise z':>10}{'clip C':>10}{'ε so far':>10}",
         ]
@@ -352,7 +352,8 @@ class Plan:
             f"noise for each user in a batch, in units of C, with coins {shown}: coins={cheaper!r} is cheaper if users have k_max records"
         ]
 
-    def _usable_line(self) -> str:
+    def describe_usable_count(self) -> str:
+        """In words: in which steps usable records are counted, and what that costs."""
         if self.usable is None:
             return (
                 "usable records are not counted: if all of them fail, the budget is spent on noise, and nothing says so"

@@ -96,6 +96,17 @@ def test_one_file_holds_one_plan(apportion, tmp_path):
     assert not (tmp_path / "plan.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [((), "in the first 3 steps, with 1.00% of their price"), (("--no-count-usable",), "not counted")],
+)
+def test_the_count_of_usable_records_is_shown_with_its_price(apportion, more, words):
+    code, out, _ = apportion("plan", *BUDGET, *LENGTH, *more)
+    assert (code, words in out) == (0, True), out
+    facts = json.loads(apportion("plan", *BUDGET, *LENGTH, *more, "--json")[1])
+    assert facts["usable"] == (None if more else {"steps": 3, "share": 0.01})
+
+
 def test_a_plan_replaces_no_file(apportion, tmp_path, planned):
     before = (tmp_path / "plan.json").read_text()
     code, _, err = apportion("plan", *BUDGET, *LENGTH, "--out", "plan.json")

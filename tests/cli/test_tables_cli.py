@@ -36,7 +36,8 @@ def train(apportion, *more, table=TABLE, unit=RECORD):
 
 
 def test_from_a_csv_file_to_predictions(apportion, files):
-    run, _ = train(apportion)
+    run, err = train(apportion)
+    assert "run/secret/problems.jsonl says exactly" in err  # also where a script reads the rest
     assert 0 < run["epsilon"] <= 2
     assert run["test_accuracy"] is None
     assert run["data"] == "t.csv"
@@ -286,6 +287,7 @@ def test_tables_can_be_compared(apportion, files):
     code, out, err = apportion("compare", "e.toml", "--json", "--model", "linear")
     assert code == 0, err
     assert all(0 <= run["test_accuracy"] <= 1 for run in json.loads(out.splitlines()[-1])["runs"])
+    assert "runs/*/secret/problems.jsonl says exactly" in err
 
 
 @pytest.fixture
@@ -381,15 +383,50 @@ def test_a_draft_that_makes_no_sense_is_refused(more, words, apportion, files):
 
 def test_a_metric_without_records_to_measure_on_is_refused(apportion, files):
     for more, words in (
-        ((), "no public records"),
-        (("--holdout", "0.2"), "scored by accuracy, or by the mean absolute"),
+        (("--metric", "auc"), "no public records"),
+        (("--evaluate-every", "2"), "no public records"),
+        (("--metric", "auc", "--holdout", "0.2"), "scored by accuracy, or by the mean absolute"),
     ):
-        line = ("train", *TABLE, *FAST, *BUDGET, *RECORD, *more, "--metric", "auc", "--out", "new")
+        line = ("train", *TABLE, *FAST, *BUDGET, *RECORD, *more, "--out", "new")
         code, _, err = apportion(*line)
         assert (code, len(err.splitlines())) == (2, 1), err
         assert words in err
         assert "--test" in err
         assert not (files / "new").exists()
+
+
+def test_a_loss_that_was_said_keeps_the_weights_of_the_schema(apportion, files):
+    (files / "t.toml").write_text("loss.weights = { 1 = 4 }\n" + SCHEMA)
+    weighted, _ = train(apportion, "--seed", "0")
+    for number, name in enumerate(("cross-entropy", "bce")):  # of two classes, one is the other
+        run, _ = train(apportion, "--seed", "0", "--loss", name, "--out", f"run{number}")
+        assert (run["loss"], run["loss_weights"]) == (weighted["loss"], [1.0, 4.0])
+        assert (files / f"run{number}/public/weights.safetensors").read_bytes() == (
+            files / "run/public/weights.safetensors"
+        ).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--loss", "mse"), "'ill' is one of 2 categories. Choose from: bce, cross-entropy"),
+        (("--loss", "bce", "--target", "age"), "'age' is a number of a range"),
+        (("--loss", "torch.nn.functional:cross_entropy"), "the schema declares loss.weights, and your own function"),
+        (
+            ("--model", "own_models:three"),
+            r"own_models:three with outputs (1, 3)': the target 'ill' needs one output for each",
+        ),
+    ],
+)
+def test_losses_and_models_that_do_not_fit_the_target_are_refused(more, words, apportion, files, monkeypatch):
+    weights = "" if "age" in more else "loss.weights = { 1 = 4 }\n"
+    (files / "t.toml").write_text(weights + SCHEMA)
+    (files / "own_models.py").write_text("import torch\n\ndef three():\n    return torch.nn.Linear(5, 3)\n")
+    monkeypatch.syspath_prepend(str(files))
+    code, _, err = apportion("train", *TABLE, *FAST, *BUDGET, *RECORD, "--out", "new", *more)
+    assert (code, len(err.splitlines())) == (2, 1), err
+    assert words in err
+    assert not (files / "new").exists()
 
 
 def test_a_plan_of_a_table_is_what_training_executes(apportion, files):

@@ -2,6 +2,7 @@ import time
 import warnings
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves
@@ -408,7 +409,12 @@ class Closed(Pairs):
         (Closed(), "data='Closed'.*first item cannot be read .SystemExit"),
         (Dicts(), "items of type dict.*pair"),
         (["ab", "cd", "ef"], "items of type str.*pair"),
-        ("abc", "items of type str.*pair"),
+        ("patients.csv", r"'str': it is a file or a table.*apportion.tables.records\("),
+        (
+            pandas.DataFrame({"age": [1.0], "ill": [0]}),
+            r"'DataFrame': it is a file or a table.*apportion.tables.records\(",
+        ),
+        ((pandas.DataFrame({"age": [1.0]}), torch.zeros(1)), r"'DataFrame': .*apportion.tables.records\("),
         (([np.zeros((3, 2)), np.zeros((4, 2))], np.zeros(3)), "same, positive number of rows"),
         (([1.0, 2.0], [0, 1]), "tensors or NumPy arrays"),
         (zip(INPUTS, TARGETS, strict=True), "neither a pair"),

@@ -176,11 +176,33 @@ def test_a_text_that_is_not_utf8_and_a_time_beyond_time_are_values(tmp_path):
         2, pyarrow.array([0, 1, 2], pyarrow.int32()).buffers()[1], pyarrow.py_buffer(b"M\xff")
     )
     times = pyarrow.array([1, 2**60], pyarrow.timestamp("ms"))
-    table = pyarrow.table({"age": times, "sex": texts, "dose": [1.0, 2.0], "ill": [0, 1]})
-    parquet.write_table(table, tmp_path / "t.parquet")
-    found = ENCODING.read(tmp_path / "t.parquet")
-    assert found.inputs[:, 1:].tolist() == [[1, 0, pytest.approx(0.1), 0], [0, 0, pytest.approx(0.2), 0]]
-    assert found.targets.tolist() == [0, 1]
+    for sex, first in ((texts, 1), (times, 0)):
+        table = pyarrow.table({"age": [18, 90], "sex": sex, "dose": [1.0, 2.0], "ill": [0, 1]})
+        parquet.write_table(table, tmp_path / "t.parquet")
+        found = ENCODING.read(tmp_path / "t.parquet")
+        assert found.inputs.tolist() == [[0, first, 0, pytest.approx(0.1), 0], [1, 0, 0, pytest.approx(0.2), 0]]
+        assert found.targets.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pandas.to_datetime(["2020-01-01", None]),
+        pandas.to_datetime(["2020-01-01", "2021-01-01"]).tz_localize("UTC"),
+        pandas.to_timedelta([1, 2], "D"),
+        [[1.0], [2.0, 3.0]],
+        [{"years": 3}, {"years": 4}],
+    ],
+)
+def test_a_range_of_a_column_without_numbers_is_refused_by_its_type(values, tmp_path):
+    """Every age would be taken for the middle of the range, and nobody be told."""
+    frame = pandas.DataFrame({"age": values, "sex": ["M", "F"], "dose": [1, 2], "ill": [0, 1]})
+    frame.to_parquet(tmp_path / "t.parquet")
+    sources = [tmp_path / "t.parquet", polars.from_pandas(frame)]
+    for source in [*sources, frame] if frame["age"].dtype != object else sources:
+        for reads in (ENCODING.read, ENCODING.read_public, ENCODING.read_inputs):
+            with pytest.raises(ap.InvalidArgument, match="'age' is declared by a range and holds no numbers"):
+                reads(source)
 
 
 def test_what_is_not_a_parquet_file_is_refused(tmp_path):

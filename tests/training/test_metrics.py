@@ -84,6 +84,10 @@ def test_errors_are_better_when_lower_and_all_else_when_higher():
 def test_a_metric_that_fits_the_loss():
     assert as_metric(None, ap.Loss("huber")).name == as_metric(None, ap.Loss("mse")).name == "rmse"
     assert as_metric(None, ap.Loss("bce")).name == as_metric(None, nn.MSELoss()).name == "accuracy"
+    for name in ("accuracy", "f1"):  # of outputs like the targets 0 and 1, nearly all are above 0
+        with pytest.raises(InvalidArgument, match="as of a logit"):
+            as_metric(name, ap.Loss("mse"))
+    assert as_metric("auc", ap.Loss("mse")).name == "auc"
     own = ap.Metric("own", lambda outputs, targets: 1.0)
     assert as_metric(own) is own
     assert as_metric(score).name == "score"

@@ -166,10 +166,8 @@ def test_the_check_decides_as_often_wrongly_as_it_says():
         assert stopped[1.0] == 0
 
 
-def run(model, records, tmp_path, plan=None, **more):
-    return ap.train(
-        model, cross_entropy, records, plan or planned(), lr=0.1, storage=ap.Storage(tmp_path / "run"), **more
-    )
+def run(model, records, tmp_path, plan=None, loss=cross_entropy, **more):
+    return ap.train(model, loss, records, plan or planned(), lr=0.1, storage=ap.Storage(tmp_path / "run"), **more)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +220,14 @@ def test_good_records_are_no_reason_to_say_anything(model, records, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert run(model, records, tmp_path).usable == pytest.approx(1.0, abs=0.2)
+
+
+def test_a_number_too_large_for_the_model_is_not_spoken_of(model, records, tmp_path):
+    inputs = records[0].double().numpy()
+    inputs[7] = 1e300  # NumPy warns where it is turned into float32
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run(model, (inputs, records[1]), tmp_path).usable == pytest.approx(1.0, abs=0.2)
 
 
 def test_strategies_do_not_see_the_count(model, records):
@@ -324,6 +330,38 @@ def test_the_file_is_there_when_nothing_is_wrong_and_goes_on_after_a_crash(model
     assert problems.lines() == [note, totals], "a torn file is begun anew"
 
 
+class Scans(torch.utils.data.Dataset):
+    """Every eighth cannot be read."""
+
+    def __len__(self):
+        return RECORDS
+
+    def __getitem__(self, index):
+        if index % 8 == 1:
+            raise OSError("a scan is torn")
+        return torch.ones(3), index % 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_data_set_raises_is_kept_for_the_owner(model, tmp_path, workers):
+    run(model, Scans(), tmp_path, planned(batch_size=RECORDS, steps=4), execution=ap.Execution(workers=workers))
+    _, totals, one = lines(tmp_path)
+    assert totals["not_usable"] == 4 * RECORDS // 8
+    assert one == {"problem": "cannot be read", "error": "OSError: a scan is torn", "times": 4 * RECORDS // 8}
+
+
+def test_no_text_of_an_error_ends_a_run(model, records, tmp_path):
+    def fails(outputs, targets):
+        if bool((targets > 1).any()):
+            raise ValueError("half a character \udc80")
+        return cross_entropy(outputs, targets)
+
+    inputs, targets = records
+    targets[::10] = 5
+    run(model, (inputs, targets), tmp_path, loss=fails)
+    assert lines(tmp_path)[-1]["error"] == "ValueError: half a character \udc80"
+
+
 def test_many_different_errors_are_not_kept_one_by_one():
     problems = Problems({"age: clamped": 3})
     for number in range(200):
@@ -354,6 +392,21 @@ def test_a_domain_with_more_classes_than_outputs_is_refused(model, records):
         ap.train(model, cross_entropy, records, planned(), lr=0.1, domain=ap.Domain(classes=3))
     with pytest.raises(ap.InvalidArgument, match=r"Pass apportion\.Domain"):
         ap.train(model, cross_entropy, records, planned(), lr=0.1, domain=10)
+
+
+@pytest.mark.parametrize(
+    ("domain", "words"),
+    [
+        (ap.Domain(inputs=(-1, 1)), r"an input .*: domain.inputs declares -1 to 1"),
+        (ap.Domain(classes=2), r"a target 4': domain.classes declares 2"),
+    ],
+)
+def test_public_records_outside_of_the_domain_are_refused_before_anything_is_charged(domain, words, tmp_path):
+    inputs, targets = torch.rand(RECORDS, 3), torch.arange(RECORDS) % 2
+    public = ap.Public((inputs + 1.5, targets) if domain.inputs else (inputs, targets + 4))
+    with pytest.raises(ap.InvalidArgument, match=words):
+        run(nn.Linear(3, 6), (inputs, targets), tmp_path, domain=domain, evaluate=public)
+    assert not (tmp_path / "run").exists()
 
 
 def test_inputs_outside_of_a_declared_range_make_a_record_unusable(model, records):

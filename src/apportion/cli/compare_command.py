@@ -13,9 +13,17 @@ import typer
 from apportion import validate
 from apportion.cli import options
 from apportion.cli.options import option
-from apportion.cli.output import print_error_stream, show_results, warn_without_privacy, working_in, write_results
+from apportion.cli.output import (
+    point_to_problems,
+    print_error_stream,
+    show_results,
+    warn_without_privacy,
+    working_in,
+    write_results,
+)
 from apportion.compare.defaults import with_benchmark_budget, with_training_defaults
 from apportion.compare.resolve import own_strategy
+from apportion.data import KNOWN
 from apportion.errors import InvalidArgument
 from apportion.extras import EXTRAS, require_extra
 from apportion.reporting.export import EXPORTS
@@ -23,6 +31,7 @@ from apportion.reporting.formatting import format_epsilon
 from apportion.reporting.measures import Measure
 from apportion.reporting.result import NotRun, Results, RunResult
 from apportion.reporting.write import write_report
+from apportion.training.storage import PROBLEMS
 
 if TYPE_CHECKING:
     from apportion.compare.experiment import Experiment
@@ -111,6 +120,8 @@ def compare(
     folder = out if out is not None and exported is None else Path("runs") / name
     results = _run(plan, folder, data_dir, ledger, skip_unfit=all_recipes)
     show_results(results, folder, as_json=as_json)
+    if plan.data not in KNOWN and any(run.epsilon is not None for run in results.runs):
+        point_to_problems(folder / "runs" / "*" / PROBLEMS)
     if exported is not None:
         print_error_stream(f"Table     {write_report(results, exported)}")
     if as_json:

@@ -70,6 +70,14 @@ def warn_without_privacy(data: str) -> None:
         print_error_stream(f"warning: non-private training on {data}: {means}")
 
 
+def point_to_problems(place: Path) -> None:
+    """Say that the owner's file is there, whatever is in it, and what must not be done with it."""
+    print_error_stream(
+        f"{place} says exactly which records could not be used. It is for the owner of the data: do not publish it, and do "
+        "not change settings by it without counting that as a private decision."
+    )
+
+
 def write_results(results: Results, folder: Path) -> None:
     """Replace results.json in `folder`, as a whole."""
     from apportion.training.checkpoint import replace_file

@@ -89,8 +89,8 @@ def plan(
     if as_json:
         typer.echo(json.dumps(plans[0] if len(plans) == 1 else plans))
         return
-    for one in plans:
-        _show(one)
+    for one, facts in zip(planned, plans, strict=True):
+        _show(facts, one.describe_usable_count())
     if html is not None:
         typer.echo(f"Drawn in {html}")
     if out is not None:
@@ -115,7 +115,7 @@ def _write(plan: Plan, path: Path) -> None:
     replace_file(path, plan.to_json().encode())
 
 
-def _show(plan: dict[str, Any]) -> None:
+def _show(plan: dict[str, Any], counted: str) -> None:
     from apportion.planning import describe_norm
 
     console = screen()
@@ -124,6 +124,7 @@ def _show(plan: dict[str, Any]) -> None:
         f"{plan['steps']:,} steps with q = {plan['sample_rate']:.4g}",
         soft_wrap=True,
     )
+    console.print(f"  {counted}", soft_wrap=True)
     if plan["course"] is not None:
         _show_course(plan, console)
         return

@@ -14,7 +14,15 @@ from apportion.budget import User
 from apportion.cli import options
 from apportion.cli.account_command import STATEMENT
 from apportion.cli.options import option
-from apportion.cli.output import RESERVED, TAKEN, print_error_stream, show_results, warn_without_privacy, working_in
+from apportion.cli.output import (
+    RESERVED,
+    TAKEN,
+    point_to_problems,
+    print_error_stream,
+    show_results,
+    warn_without_privacy,
+    working_in,
+)
 from apportion.compare.defaults import explain_choices, published_population, with_features, with_training_defaults
 from apportion.compare.resolve import resolve
 from apportion.errors import ApportionError, InvalidArgument
@@ -275,6 +283,8 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
             print_error_stream(f"{_describe_score(run)}.")
     show_results(collect_results(experiment.title, [run]), folder, as_json=as_json)
     if as_json:
+        if run.epsilon is not None:
+            point_to_problems(folder / PROBLEMS)
         typer.echo(json.dumps(run.to_json(history=False)))
         return
     _say_why_it_ended(experiment, plan, run)
@@ -301,10 +311,7 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
             f"Privacy statement: {(folder / STATEMENT).with_suffix('.md')} (to hand in: "
             f"apportion statement {folder} --out statement.html)"
         )
-        print_error_stream(
-            f"{folder / PROBLEMS} says exactly which records could not be used. It is for the owner of the data: do not publish it, and do "
-            "not change settings by it without counting that as a private decision."
-        )
+        point_to_problems(folder / PROBLEMS)
         if request.ledger is not None and (advice := _advise_rule(request.ledger)):
             print_error_stream(advice)
 

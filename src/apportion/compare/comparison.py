@@ -197,10 +197,11 @@ def _set_up(experiment: Experiment, choice: RecipeChoice, subject: Subject, seed
     if recipe.model is not None:
         model = temper(model, **asdict(recipe.model))
     loss, metric = experiment.loss_function(), in_units(experiment.measured_by(), subject.encoding)
-    if experiment.metric is not None and subject.test is None:
-        reason = "there are no public records to measure on"
-        fix = "Pass --test public.csv (of a table), or leave it out; --holdout 0.2 gives one noisy accuracy, or mean absolute error"
-        raise InvalidArgument("metric", experiment.metric, reason, fix)
+    for name in ("metric", "evaluate_every"):
+        if (said := getattr(experiment, name)) is not None and subject.test is None:
+            reason = "there are no public records to measure on"
+            fix = "Pass --test public.csv (of a table), or leave it out; --holdout 0.2 gives one noisy accuracy, or mean absolute error"
+            raise InvalidArgument(name, said, reason, fix)
     evaluation = choose_evaluation(subject.test, metric, experiment.evaluate_every, sampling)
     stop = experiment.stopping()
     require_stoppable(stop, evaluation)

@@ -174,7 +174,12 @@ class Experiment(PeopleSettings):
         return Sampling.declare(**{name: getattr(self, name) for name in declared})
 
     def _chosen_loss(self) -> LossChoice:
-        return self.loss or LossChoice(**({} if self.table is None else self.table.default_loss()))
+        if self.table is None:
+            return self.loss or LossChoice()
+        said = self.loss
+        return LossChoice(
+            **(self.table.default_loss() if said is None else self.table.fitting_loss(said.name, said.weights))
+        )
 
     def loss_function(self) -> LossFunction:
         """What is minimised: cross-entropy if nothing was said, of a table what fits its target."""

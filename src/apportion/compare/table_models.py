@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from apportion.budget import Public
 from apportion.compare.resolve import is_own, own_model
 from apportion.data import DataSet
+from apportion.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,10 +28,27 @@ def build_table_model(name: str, encoding: Encoding, activation: str | None = No
     from apportion.compare import networks
 
     if is_own(name):
-        return own_model(name, activation)
+        return _require_outputs(own_model(name, activation), name, encoding)
     nothing = torch.empty(0, encoding.width), torch.empty(0)
     form = DataSet("the table", nothing, Public(nothing), encoding.outputs, (encoding.width,), None, "table")
     return networks.build(name, form, activation)
+
+
+def _require_outputs(model: nn.Module, name: str, encoding: Encoding) -> nn.Module:
+    """Refuse a person's own model whose outputs do not fit the target, before a budget is spent on what cannot predict."""
+    import torch
+
+    from apportion.models.synthetic import prepare_model
+
+    shape = None
+    with torch.no_grad(), suppress(Exception):  # a model that fails altogether is refused later, with its reason
+        shape = tuple(prepare_model(model).eval()(torch.zeros(1, encoding.width)).shape)
+    if shape not in (None, (1, encoding.outputs)):
+        needed = "one output for each class" if encoding.classes else "one output, a number"
+        reason = f"the target {encoding.target!r} needs {needed}, or the model could not predict it"
+        fix = f"Return (batch, {encoding.outputs}) for inputs (batch, {encoding.width})"
+        raise InvalidArgument("model", f"{name} with outputs {shape}", reason, fix)
+    return model
 
 
 def in_units(metric: Metric, encoding: Encoding | None) -> Metric:

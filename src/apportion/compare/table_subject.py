@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from apportion import validate
 from apportion.budget import Public
-from apportion.compare.resolve import Subject
+from apportion.compare.resolve import Subject, is_own
 from apportion.compare.table_models import DEFAULT_MODEL, build_table_model
 from apportion.domain import Domain
 from apportion.errors import InvalidArgument
@@ -57,8 +58,26 @@ class TableChoice(BaseModel):
         encoding = self.encoding()
         return {"name": "mse"} if encoding.classes is None else {"weights": encoding.class_weights}
 
+    def fitting_loss(self, name: str, weights: tuple[float, ...] | None) -> dict[str, Any]:
+        """A loss that somebody chose, with the weights that the schema declares; refused if it is not about such a target.
+
+        `bce` of a logit o₁ − o₀ is `cross-entropy` of the two outputs o₀ and o₁, number for number: that is what two classes get.
+        """
+        encoding = self.encoding()
+        if is_own(name):
+            if encoding.class_weights is not None:
+                reason = "the schema declares loss.weights, and your own function is the loss"
+                raise InvalidArgument("loss", name, reason, "Weight it there, and take them out of the schema")
+            return {"name": name, "weights": weights}
+        classes = len(encoding.classes or ())
+        fitting = ("cross-entropy", "bce") if classes == 2 else ("cross-entropy",) if classes else ("mse", "huber")
+        target = f"the target {self.target!r} is {f'one of {classes} categories' if classes else 'a number of a range'}"
+        validate.known("loss", name, fitting, target)
+        chosen = encoding.class_weights if weights is None else weights
+        return {"name": "cross-entropy" if name == "bce" else name, "weights": chosen}
+
     def loss(self) -> Loss:
-        """That loss itself."""
+        """The loss of which nobody has said anything."""
         from apportion.training.named_losses import Loss
 
         chosen = self.default_loss()

@@ -319,7 +319,8 @@ class Curator:
     def _read(self, members: Numbers, cuts: Sequence[slice], secret: Stream, problems: Problems) -> Iterator[Piece]:
         """Those of these records that can be read and have declared values, where the model is."""
         device = next(iter(trained_parameters(self._engine.model).values())).device
-        return sieve(self._records.read(members, cuts, secret), self._domain, device, len(members), problems)
+        pieces = self._records.read(members, cuts, secret)
+        return sieve(pieces, self._domain, device, len(members), problems, self._records.failures)
 
     def problems(self) -> str:
         """What did not contribute, and why: lines of JSON for the owner of the data. Secret."""

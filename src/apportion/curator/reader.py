@@ -11,7 +11,8 @@ record contributes must not depend on the others, so each is read on its own ter
 - while it is read, the generators of torch, NumPy and Python start from a secret seed of its own, so that one record more does not
   shift the augmentation of all others.
 
-Which records are read is secret. Nothing here prints, and no error of a person's code is passed on: its text may name a record.
+Which records are read is secret. Nothing here prints, and no error of a person's code is raised: its text may name a record, and goes
+to the owner of the data alone (`problems.py`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,13 @@ class Piece(NamedTuple):
     members: Tensor
 
 
+class Reading(NamedTuple):
+    """The records of a piece that can be read, in one batch, or each alone if their shapes differ; and what the others raised. Secret."""
+
+    pieces: list[Piece]
+    failures: list[str]
+
+
 class Task(NamedTuple):
     """One piece: which records, and the seed of each."""
 
@@ -79,30 +87,35 @@ class Reader:
         """All these records, stacked; raises if one cannot be read."""
         return self._stack([self._row(read_items(self._data, [index])[0]) for index in indices.tolist()])
 
-    def __call__(self, task: Task) -> list[Piece]:
-        """The records of a piece that can be read, in one batch, or each alone if their shapes differ."""
+    def __call__(self, task: Task) -> Reading:
+        """The records of a piece."""
+        failures: list[str] = []
         with watch_signals():
-            rows = self._rows(task)
-            if not rows:
-                return []
-            with contain_errors():
-                return [self._stack_pieces(rows)]
-            alone = []
-            for row in rows:
-                with contain_errors():
-                    alone.append([self._stack_pieces([row])])
-            return join_pieces(alone)
+            return Reading(self._pieces(self._rows(task, failures)), failures)
 
-    def _rows(self, task: Task) -> list[tuple[int, list[Tensor]]]:
+    def _pieces(self, rows: list[tuple[int, list[Tensor]]]) -> list[Piece]:
+        if not rows:
+            return []
+        with contain_errors():
+            return [self._stack_pieces(rows)]
+        alone = []
+        for row in rows:
+            with contain_errors():
+                alone.append([self._stack_pieces([row])])
+        return join_pieces(alone)
+
+    def _rows(self, task: Task, failures: list[str]) -> list[tuple[int, list[Tensor]]]:
         """The number of each record that can be read, and its tensors: whose they are must not depend on how many others failed."""
         indices, seeds = task.indices.tolist(), task.seeds.tolist()
         rows: list[tuple[int, list[Tensor]]] = []
         with restore_generators(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # one that is caused by a record would tell of it
             for index, seed in zip(indices, seeds, strict=True):
-                with contain_errors():
+                with contain_errors() as attempt:
                     seed_generators(seed)
                     rows.append((index, self._row(read_items(self._data, [index])[0])))
+                if attempt.failure:
+                    failures.append(attempt.text or attempt.failure)
         return rows
 
     def _row(self, item: Any) -> list[Tensor]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,17 +31,20 @@ from apportion.curator.workers import Workers
 from apportion.errors import InvalidArgument
 
 _ARGUMENT = "data"
+_TABLE = f"Declare what its columns hold, and pass {_ARGUMENT}=apportion.tables.records(table, schema, target=...)"
 
 
 class Records:
     """Indexable private records. Only the curator holds one.
 
-    `found` says what was wrong with them when they were read, and is secret; `views` how views of each are made, if several are.
+    `found` says what was wrong with them when they were read, and `failures` what those raised that the last `read` could not read, both
+    secret; `views` how views of each are made, if several are.
     """
 
     def __init__(self, size: int, batch: Callable[[NDArray[np.int64]], Batch], example: Batch):
         self._size, self._batch, self.example = size, batch, example
         self.found: Mapping[str, int] = {}
+        self.failures: list[str] = []
         self.views: Views | None = None
 
     def __len__(self) -> int:
@@ -107,8 +111,11 @@ class DatasetRecords(Records):
         tasks = [Task(members[cut], seeds[cut]).split() for cut in cuts]
         every_piece = [piece for pieces in tasks for piece in pieces]
         read = map(self._reader, every_piece) if self._workers is None else self._workers.read(every_piece)
+        self.failures.clear()
         for pieces in tasks:
-            yield from join_pieces(islice(read, len(pieces)))
+            found = list(islice(read, len(pieces)))
+            self.failures.extend(chain.from_iterable(one.failures for one in found))
+            yield from join_pieces(one.pieces for one in found)
 
     def close(self) -> None:
         if self._workers is not None:
@@ -150,6 +157,8 @@ def as_records(data: Any) -> Records:
             "it is indexed by name, and records are drawn by number",
             f"Pass a pair, {_ARGUMENT}=(inputs, targets); inputs may be a dict of tensors",
         )
+    if isinstance(data, (str, Path)) or _is_frame(data):
+        raise InvalidArgument(_ARGUMENT, type(data).__name__, "it is a file or a table, and not yet records", _TABLE)
     if isinstance(data, (tuple, list)) and len(data) == 2 and not isinstance(data, Dataset):
         return _from_arrays(data[0], data[1])
     arrays = data if isinstance(data, tuple) else (data,)
@@ -170,18 +179,26 @@ def as_records(data: Any) -> Records:
     )
 
 
+def _is_frame(value: Any) -> bool:
+    """Whether it looks like a table of pandas or polars, which has a type for each column."""
+    return hasattr(value, "columns") and hasattr(value, "dtypes")
+
+
 def _as_tensor(value: Any) -> Tensor:
     if not isinstance(value, (np.ndarray, Tensor)):
         raise InvalidArgument(
             _ARGUMENT,
             type(value).__name__,
             "inputs and targets must be tensors or NumPy arrays",
-            "Convert them with torch.as_tensor",
+            _TABLE if _is_frame(value) else "Convert them with torch.as_tensor",
         )
-    if isinstance(value, np.ndarray) and value.dtype == np.float64:
-        value = value.astype(np.float32)  # NumPy's default type would not meet a float32 model
     with contain_errors() as attempt:
-        return as_dense_tensor(value)
+        tensor = as_dense_tensor(value)
+        if isinstance(value, np.ndarray) and tensor.dtype is torch.float64:
+            return (
+                tensor.float()
+            )  # NumPy's default type would not meet a float32 model; NumPy itself would warn of large values
+        return tensor
     if isinstance(value, np.ndarray) and value.dtype.kind in "OSUM":
         raise InvalidArgument(
             _ARGUMENT,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,12 +14,18 @@ from apportion.domain import Domain
 
 
 def sieve(
-    pieces: Iterator[Piece], domain: Domain, device: torch.device, drawn: int, problems: Problems
+    pieces: Iterator[Piece],
+    domain: Domain,
+    device: torch.device,
+    drawn: int,
+    problems: Problems,
+    failures: Sequence[str] = (),
 ) -> Iterator[Piece]:
     """The pieces without records that lie outside, on the device of the model. Each record is judged by its own values alone.
 
     Args:
         drawn: how many records were to be read; those that are missing could not be.
+        failures: what the missing ones raised, as far as it is known by the end.
     """
     arrived = 0
     for piece in pieces:
@@ -32,7 +38,9 @@ def sieve(
             piece = map_tensors(lambda tensor, kept=inside: tensor[kept.to(tensor.device)], piece)
         yield piece._replace(batch=map_tensors(lambda tensor: tensor.to(device), piece.batch))
     problems.drawn += drawn
-    problems.count(UNREAD, drawn - arrived)
+    for text in failures:
+        problems.count(UNREAD, 1, text)
+    problems.count(UNREAD, drawn - arrived - len(failures))
 
 
 def within(piece: Piece, domain: Domain) -> Tensor:

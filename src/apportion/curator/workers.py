@@ -10,18 +10,15 @@ import pickle
 import weakref
 from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
-from apportion.curator.reader import Reader, Task
+from apportion.curator.reader import Reader, Reading, Task
 from apportion.errors import ApportionError, InvalidArgument, WrongOrder
-
-if TYPE_CHECKING:
-    from apportion.curator.reader import Piece
 
 
 class _WorkerDataset(Dataset[bytes]):
@@ -31,9 +28,9 @@ class _WorkerDataset(Dataset[bytes]):
         self._reader = reader
 
     def __getitem__(self, task: Task) -> bytes:
-        batches = self._reader(task)
+        found = self._reader(task)
         # A batch is sent as shared memory, which takes file descriptors: too many if every record comes alone.
-        return bytes(ForkingPickler.dumps(batches)) if len(batches) == 1 else pickle.dumps(batches)
+        return bytes(ForkingPickler.dumps(found)) if len(found.pieces) == 1 else pickle.dumps(found)
 
 
 class Workers:
@@ -60,7 +57,7 @@ class Workers:
         self._end = weakref.finalize(self, _end_processes, self._loader)
         first = Task(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.uint64))
         try:
-            works = all(self.read([first] * count))
+            works = all(found.pieces for found in self.read([first] * count))
         except ApportionError:
             works = False
         if not works:
@@ -72,7 +69,7 @@ class Workers:
                 "Open files and devices in __getitem__ instead of __init__, or use workers=0",
             )
 
-    def read(self, tasks: list[Task]) -> Iterator[list[Piece]]:
+    def read(self, tasks: list[Task]) -> Iterator[Reading]:
         """What the reader makes of these tasks, in order."""
         if self.closed:
             raise WrongOrder("the worker processes were closed")

@@ -60,6 +60,7 @@ def plan_facts(plan: Plan, *, target_epsilon: float, calibration: str = "pld") -
         "noise_multiplier": list(plan.multipliers),
         "clip": plan.thresholds(),
         "spent": plan.spending(),
+        "usable": None if plan.usable is None else asdict(plan.usable),
         **({"groups": group_facts(plan)} if plan.factors else {}),
         **({} if plan.norm is None else {"norm": plan.norm_facts()}),
         "rule": rule.name,

@@ -158,7 +158,7 @@ def draft_privately(
     budget = Budget(epsilon=epsilon, delta=_UNUSED_DELTA if delta is None else delta, unit=Record())
     if questions.texts:
         safe_threshold(part, share)
-    table = open_table("data", source, Wanted((*asked, *declared), header), form)
+    table = open_table("data", source, Wanted((*asked, *declared), header, numbers=tuple(questions.numbers)), form)
     cells = list(zip(*(row or ("",) * len(table.header) for row in table.rows), strict=True))
     columns = dict(zip(table.header, cells, strict=True)) if cells else dict.fromkeys(table.header, ())
     noise = charge("draft of a schema", epsilon, budget, storage, seed, delta=share * len(questions.texts)).draw.noise

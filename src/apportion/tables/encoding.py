@@ -6,7 +6,7 @@ import json
 import warnings
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,10 @@ class Encoding:
         """The columns that say whose a record is and which it is."""
         return tuple(dict.fromkeys(name for name in (self.schema.unit, self.schema.id) if name is not None))
 
+    def _numbers(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of the columns that are declared by a range."""
+        return tuple(name for name in names if self.schema.columns[name].range is not None)
+
     @property
     def class_weights(self) -> tuple[float, ...] | None:
         """The declared weights of the classes; `None` if there are none."""
@@ -175,12 +179,14 @@ class Encoding:
         Raises:
             InvalidArgument: for the header and the format alone, whatever the records hold.
         """
-        wanted = Wanted((*self.inputs, self.target, *self._named), self.schema.ignore, self._named)
+        names = (*self.inputs, self.target)
+        wanted = Wanted((*names, *self._named), self.schema.ignore, self._named, self._numbers(names))
         return self._encode(open_table(argument, source, wanted, self.schema.form)).or_unusable()
 
     def read_inputs(self, source: Any, argument: str = "data") -> EncodedTable:
         """The records of a table without targets, to be predicted. Target, unit and id may be there."""
-        wanted = Wanted(tuple(self.inputs), (self.target, *self._named, *self.schema.ignore))
+        names = tuple(self.inputs)
+        wanted = Wanted(names, (self.target, *self._named, *self.schema.ignore), numbers=self._numbers(names))
         return _require_records(self._encode(open_table(argument, source, wanted, self.schema.form)), argument, source)
 
     def read_public(self, source: Any, argument: str = "test") -> EncodedTable:
@@ -188,7 +194,8 @@ class Encoding:
 
         A number outside of the range of an input is moved to its end, as in training, with a warning that says how many there were.
         """
-        wanted = Wanted((*self.inputs, self.target), (*self._named, *self.schema.ignore))
+        names = (*self.inputs, self.target)
+        wanted = Wanted(names, (*self._named, *self.schema.ignore), numbers=self._numbers(names))
         table = open_table(argument, source, wanted, self.schema.form)
         found = _require_records(self._encode(table, public=argument), argument, source)
         if found.problems:

@@ -3,7 +3,8 @@
 The header and the format are the structure of a table, which is public: what is wrong there is an error. A record is private: whatever
 is in it, it is read by itself, and nothing is raised. So no types are guessed from columns, and a CSV file is read line by line: an open
 quotation mark cannot reach into the next record. A line with another number of fields than the header is a record that cannot be used.
-The types of the columns of a frame are structure too: one of floats cannot hold ids, because whole numbers above 2⁵³ become equal in it.
+The types of the columns of a frame are structure too: one of floats cannot hold ids, because whole numbers above 2⁵³ become equal in it,
+and one of times or lists holds no numbers, whatever is in it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,21 @@ DELIMITERS = (",", ";", "\t")
 CSV, PARQUET = (".csv", ".tsv"), (".parquet", ".pq")
 ENCODINGS = ("utf-8", "latin-1", "iso-8859-15", "cp1250", "cp1251", "cp1252")
 """Ways to write letters in which every byte below 128 is ASCII, so that lines and fields can be told apart before they are read."""
+_NO_NUMBERS = (
+    "date",
+    "time",
+    "duration",
+    "period",
+    "interval",
+    "list",
+    "large_list",
+    "fixed_size",
+    "array",
+    "struct",
+    "map",
+    "binary",
+)
+"""How the types of pandas, polars and Arrow begin whose values are no numbers: every one would be taken for the middle of its range."""
 _ROWS = 4096
 
 
@@ -86,14 +102,21 @@ class Wanted:
         required: those that are read.
         allowed: those that may be there besides, and are not read.
         ids: those of `required` that tell records or people apart.
+        numbers: those of `required` that are declared by a range.
     """
 
     required: tuple[str, ...]
     allowed: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
 
     def check_types(self, argument: str, name: str, types: Callable[[str], Any]) -> None:
-        """Refuse ids in a column of floats, by its type alone."""
+        """Refuse ids in a column of floats, and a range of a column that cannot hold a number, by their types alone."""
+        for column in self.numbers:
+            if str(found := types(column)).lower().startswith(_NO_NUMBERS):
+                reason = f"its column {column!r} is declared by a range and holds no numbers ({found})"
+                fix = "Write it as numbers, such as days since a date that is fixed, or ignore it in the schema"
+                raise InvalidArgument(argument, name, reason, fix)
         for column in self.ids:
             if _holds_floats(found := types(column)):
                 reason = f"its column {column!r} tells records or people apart and holds floats ({found}): large ids are equal in it"

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from apportion import validate
 from apportion.budget import Public
 from apportion.curator.records import Records, as_records
 from apportion.curator.tree import call_model, map_tensors, tensor_leaves
+from apportion.domain import Domain
 from apportion.errors import InvalidArgument
 from apportion.models.synthetic import model_device
 from apportion.sampling import Sampling
@@ -90,12 +92,19 @@ def require_public(data: object, argument: str = "evaluate") -> Public:
     return data
 
 
-def require_measurable(model: nn.Module, data: object, argument: str = "evaluate", metric: Metric = ACCURACY) -> None:
-    """Refuse, under the name of its argument, data that is not public or on which the model cannot be measured."""
+def require_measurable(
+    model: nn.Module,
+    data: object,
+    argument: str = "evaluate",
+    metric: Metric = ACCURACY,
+    domain: Domain | None = None,
+) -> None:
+    """Refuse, under the name of its argument, data that is not public, has values that were not declared, or on which the model cannot be
+    measured."""
     public = require_public(data, argument)
     try:
         records = as_records(public.data)
-        _require_numbers(records)
+        _require_values(records, domain or Domain())
         score = measure(model, records, metric)
     except InvalidArgument as error:
         if error.argument == "metric":
@@ -111,14 +120,27 @@ def require_measurable(model: nn.Module, data: object, argument: str = "evaluate
         raise InvalidArgument(argument, "Public(...)", reason, "Look at what the model makes of it")
 
 
-def _require_numbers(records: Records) -> None:
-    """Refuse public data with values that are not numbers. Only of public data may anything be said about values."""
+def _require_values(records: Records, domain: Domain) -> None:
+    """Refuse public data with values that are not numbers, or not of the domain. Only of public data may anything be said about values."""
     for start in range(0, len(records), _BATCH):
         inputs, targets = records.batch(np.arange(start, min(start + _BATCH, len(records))))
         for what, tree in (("inputs", inputs), ("targets", targets)):
             if any(bool(leaf.isnan().any()) for leaf in tensor_leaves(tree) if leaf.is_floating_point()):
                 fix = "Leave out or fill in what is missing"
                 raise InvalidArgument("evaluate", f"Public(...) with NaN in its {what}", "NaN is not a number", fix)
+        if domain.inputs is not None:
+            low, high = domain.inputs
+            _require_between(inputs, low, high, "an input", f"domain.inputs declares {low:g} to {high:g}")
+        if domain.classes is not None:
+            learnt = map_tensors(lambda leaf: leaf[leaf != domain.ignored], targets)
+            _require_between(learnt, 0, domain.classes - 1, "a target", f"domain.classes declares {domain.classes}")
+
+
+def _require_between(tree: Any, low: float, high: float, what: str, reason: str) -> None:
+    for leaf in tensor_leaves(tree):
+        if len(outside := leaf[(leaf < low) | (leaf > high)]):
+            fix = "Encode and scale it as the records that are trained on, or declare what they are"
+            raise InvalidArgument("evaluate", f"Public(...) with {what} {outside[0].item():g}", reason, fix)
 
 
 def accuracy(model: nn.Module, public: Public) -> float:

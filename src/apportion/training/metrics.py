@@ -168,19 +168,25 @@ METRICS = {
         Metric("r2", _r2),
     )
 }
+_OF_LOGITS = ("accuracy", "f1")
 _FROM_SCIKIT_LEARN = ("auc", "f1", "r2")
 
 
 def as_metric(metric: str | Metric | Score | None, loss: object = None) -> Metric:
     """The metric of a name; of a function, under its own name; of nothing, what fits the loss: rmse for numbers, otherwise accuracy."""
+    of_numbers = isinstance(loss, Loss) and loss.name in ("mse", "huber")
     if metric is None:
-        of_numbers = isinstance(loss, Loss) and loss.name in ("mse", "huber")
         return METRICS["rmse" if of_numbers else "accuracy"]
     if isinstance(metric, Metric):
         return metric
     if callable(metric):
         return Metric(getattr(metric, "__name__", type(metric).__name__), metric)
     name = validate.known("metric", metric, METRICS, "there is no such metric")
+    if of_numbers and name in _OF_LOGITS:
+        reason = (
+            "it asks whether an output is above 0, as of a logit, and this loss makes outputs numbers like the targets"
+        )
+        raise InvalidArgument("metric", name, reason, "Use mae, rmse or r2; or the loss bce for yes and no")
     if name in _FROM_SCIKIT_LEARN:
         require_extra("data", "sklearn")
     return METRICS[name]

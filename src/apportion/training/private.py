@@ -350,7 +350,6 @@ def make_private(
         own_loop=True,
     )
     if validation is not None:
-        require_measurable(
-            model, validation, "validation"
-        )  # not at the first step that asks, when something was charged
+        # Not at the first step that asks, when something was charged.
+        require_measurable(model, validation, "validation", domain=domain)
     return Private(open_session(setup), loss_reduction, log)

@@ -323,7 +323,8 @@ class Session:
         with explained(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.touch(mode=0o600)
-            path.write_text(self.curator.problems(), encoding="utf-8")
+            # What an error says may hold half a character, which UTF-8 has no form for: JSON has.
+            path.write_text(self.curator.problems(), encoding="utf-8", errors="backslashreplace")
 
     def write_checkpoint_if_due(self) -> None:
         if self.checkpoints is not None and self.step % self.checkpoints.every == 0:

@@ -122,10 +122,11 @@ def train(
     records = as_records(data)
     was_training = model.training
     choice = require_trainable(model, loss_fn, records, execution)
+    expected = expected_domain(domain, model, loss_fn, records)
     if evaluation is not None:
-        require_measurable(model, evaluation.data, metric=evaluation.metric)
+        require_measurable(model, evaluation.data, metric=evaluation.metric, domain=domain)
     if validation is not None:
-        require_measurable(model, validation, "validation")
+        require_measurable(model, validation, "validation", domain=domain)
     built = build_optimizer(model, optimizer, lr)
     setup = Setup(
         model=model,
@@ -138,7 +139,7 @@ def train(
         scheduler=None if scheduler is None else scheduler(built),
         validation=validation,
         storage=storage,
-        domain=expected_domain(domain, model, loss_fn, records),
+        domain=expected,
     )
     session = open_session(setup)
     session.metric = None if evaluation is None else evaluation.metric
