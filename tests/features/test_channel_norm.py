@@ -282,4 +282,5 @@ def test_model_and_plan_must_agree():
             plan(),
             space={"lr": [0.1, 0.2]},
             evaluate=ap.Public(data),
+            trials=2,
         )
