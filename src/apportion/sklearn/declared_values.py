@@ -37,7 +37,7 @@ def as_classes(classes: Any, y: Any) -> NDArray[Any]:
     if found is None or len(found) < 2:
         reason = "two labels or more must be declared, all numbers or all texts: the labels that occur are private"
         raise InvalidArgument("classes", validate.shown(classes), reason, "Pass for example classes=[0, 1]")
-    kinds = _KINDS.get(found.dtype.kind), _KINDS.get(getattr(getattr(y, "dtype", None), "kind", None))
+    kinds = _KINDS.get(found.dtype.kind), _KINDS.get(getattr(getattr(y, "dtype", None), "kind", ""))
     if None not in kinds and kinds[0] != kinds[1]:
         reason = f"they are {kinds[0]} and y holds {kinds[1]} ({y.dtype}), so that no record could be used"
         raise InvalidArgument("classes", validate.shown(classes), reason, "Declare the labels as they stand in y")
