@@ -236,6 +236,13 @@ def test_what_does_not_hold_numbers_is_one_sentence(case, kind):
         ({"bounds": 3}, "^bounds="),
         ({"classes": ["low"]}, "^classes="),
         ({"classes": "low"}, "^classes="),
+        ({"classes": ["low", 1]}, "^classes=.*all numbers or all texts"),
+        ({"classes": ["low", None]}, "^classes="),
+        ({"classes": [["low"], ["high", "low"]]}, "^classes="),
+        ({"classes": [0.0, 1.0, math.nan]}, "^classes="),
+        ({"classes": [0, 1]}, "^classes=.*numbers and y holds texts .<U4"),
+        ({"class_weight": 3}, "^class_weight=.*2 classes"),
+        ({"bounds": "01"}, "^bounds='01'"),
         ({"unit": "user"}, "^unit="),
         ({"model": "forest"}, "^model="),
         ({"model": torch.nn.Linear(3, 2)}, "^model='Linear'.*new model"),
@@ -252,6 +259,18 @@ def test_what_does_not_hold_numbers_is_one_sentence(case, kind):
 def test_arguments_that_cannot_be_right(options, words):
     with pytest.raises(ap.ApportionError, match=words):
         classifier(**options).fit(X, Y)
+
+
+def test_classes_of_the_type_of_labels():
+    """Numbers equal each other whatever their types; those of a list and of objects are asked one by one."""
+    ones = (Y == "high").astype(int)
+    for labels in (ones.astype(bool), ones.astype(np.float32), ones.astype(object), ones.tolist(), pd.Series(ones)):
+        assert torch.equal(
+            weights(classifier(classes=[0, 1]), targets=labels), weights(classifier(classes=[0, 1]), targets=ones)
+        )
+    assert torch.equal(weights(classifier(), targets=Y.astype(object)), weights(classifier()))
+    with pytest.raises(InvalidArgument, match="^classes=.*texts and y holds numbers .int64"):
+        classifier(classes=["0", "1"]).fit(X, ones)
 
 
 def test_missing_values_of_a_frame_are_the_middle_of_the_bounds():

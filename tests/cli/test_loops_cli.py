@@ -46,6 +46,15 @@ def hidden():
 
 def number():
     return 3
+
+def records():
+    import torch
+    inputs = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    return (inputs, (inputs[:, 0] > 0).long()), None
+
+def model():
+    import torch
+    return torch.nn.Linear(3, 2)
 """
 QUICK = ("compare", "--data", "digits", "--model", "linear", "--steps", "2", "--sample-rate", "0.05", "--out", "out")
 TRAIN = ("train", "--data", "digits", "--model", "linear", "--epsilon", "3", "--delta", "1e-5", "--unit", "record")
@@ -142,6 +151,21 @@ def test_runs_of_a_comparison_are_admitted_until_the_ledger_is_full(apportion, t
     code, _, said = apportion(*QUICK[:-1], "again", "--epsilon", "1", "--recipe", "abadi", "--ledger", str(path))
     assert code == 2
     assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.usefixtures("ours")
+def test_what_is_left_after_a_comparison_is_what_its_last_run_left(apportion, tmp_path):
+    path = shared_ledger(tmp_path / "shared.sqlite", 2.5)
+    own = ("compare", "--data", "loops_strategies:records", "--model", "loops_strategies:model", "--out", "out")
+    own += ("--delta", "1e-5", "--unit", "record", "--population", "60", "--sample-rate", "0.5", "--steps", "2")
+    code, output, said = apportion(
+        *own, "--epsilon", "1", "--recipe", "abadi", "--recipe", "auto-s", "--ledger", str(path)
+    )
+    assert code == 0, said
+    ledger = ap.Ledger.attach(path)
+    left = f"Left: {ledger.rule.describe(ledger.left())}."
+    ledger.close()
+    assert left in " ".join((output + said).split())
 
 
 def test_without_privacy_nothing_is_run_beside_a_ledger(apportion, tmp_path):

@@ -252,3 +252,18 @@ def test_records_in_float64_are_refused_before_anything_is_charged(narrow, tmp_p
             storage=storage,
         )
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["BERT", "GPT-2", "T5"])
+def test_a_model_of_transformers_is_fine_tuned_on_the_device(kind):
+    """Its masks, its positions, and what it is tried on before anything is charged are made where it is."""
+    pytest.importorskip("transformers")
+    from integrations.small_transformers import build, items
+
+    weights = []
+    for place in ("cpu", SECOND):
+        model = move(build(kind)) if place == SECOND else build(kind)
+        ap.integrations.fine_tune(model, items(kind, POPULATION), plan_of("abadi", steps=2), lr=1e-2, seed=5)
+        weights.append(weights_of(model))
+    close(*weights[::-1])

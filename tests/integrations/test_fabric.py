@@ -66,6 +66,13 @@ def test_several_processes_are_refused(wrap):
         ap.make_private(model, optimizer, RECORDS, PLAN)
 
 
+def test_a_loader_of_fabric_is_a_loader():
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*RECORDS), batch_size=8)
+    wrapped = Fabric(accelerator="cpu", devices=1).setup_dataloaders(loader)
+    with pytest.raises(InvalidArgument, match=r"^data='DataLoader .*loader\.dataset"):
+        ap.make_private(*parts(), wrapped, PLAN)
+
+
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 def test_fewer_bits_are_refused(precision):
     fabric, (model, optimizer) = Fabric(accelerator="cpu", devices=1, precision=precision), parts()

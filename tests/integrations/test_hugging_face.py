@@ -428,6 +428,7 @@ def test_items_are_taken_as_people_have_them():
         ([{"text": "Anna was here", "label": 1}], "^data='items with text, label': .*Tokenize first"),
         ([{"input_ids": ["Anna", "was"], "label": 1}], "^data='items with input_ids, label': .*Tokenize first"),
         ([{"input_ids": [3, 4], "mask": [1, 1]}], "^data='items with input_ids, mask': there is neither 'labels' nor"),
+        ([{"input_ids": [3, 4], "labels": "Anna"}], "^data='items with input_ids, labels': 'labels' holds texts"),
         ([{"input_ids": [[3], [4, 5]], "labels": 1}], "^data='list': its first item cannot be read .*one length"),
     ],
 )
@@ -508,12 +509,98 @@ def test_labels_that_are_numbers_are_fitted_and_many_of_them_are_told_apart():
     assert torch.allclose(loss(many, torch.ones(4, 3)), expected)
 
 
+@pytest.mark.parametrize(
+    ("settings", "label"),
+    [
+        ({"num_labels": 1}, 3),  # a number of stars: of one output, cross-entropy would be 0 whatever the model says
+        ({"num_labels": 1}, 3.5),
+        ({"problem_type": "regression"}, [0.0, 1.0, 7.0]),
+        ({"problem_type": "multi_label_classification"}, [0, 1, 1]),
+        ({}, [0.0, 1.0, 1.0]),
+        ({}, 2),
+    ],
+)
+def test_what_labels_are_is_what_transformers_takes_them_for(settings, label, monkeypatch):
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**BERT | settings)).eval()
+    records = [item | {"labels": torch.tensor(label)} for item in items("BERT")]
+    inputs, labels = stacked(model, records)
+    ours = usual_loss(model)(model(**inputs), labels)
+    kind = labels.dtype if labels.dim() == 1 and model.config.num_labels > 1 else torch.float32
+    theirs = [
+        copy.deepcopy(model)(
+            **{name: value[None] for name, value in item.items()} | {"labels": item["labels"][None].to(kind)}
+        ).loss
+        for item in records
+    ]
+    assert torch.allclose(ours, torch.stack(theirs), rtol=1e-4)
+    assert (ours > 0).all()
+    seen = {}
+    monkeypatch.setattr("apportion.integrations.hugging_face.train", lambda *args, **options: seen.update(options))
+    ap.integrations.fine_tune(model, records, small_plan(), lr=0.1)
+    assert seen.get("domain") == (ap.Domain(classes=3) if label == 2 else None)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gradient_accumulation_steps": 4}, "^gradient_accumulation_steps=4: .*micro_batch"),
+        ({"epochs": 3}, "^epochs=3: it is a part of the plan"),
+        ({"optimzer": "sgd"}, "Did you mean 'optimizer'"),
+        ({"loss": "cross-entropy"}, "^loss='cross-entropy': it cannot be called"),
+    ],
+)
+def test_what_trainer_is_told_is_refused_in_its_words(options, words):
+    with pytest.raises(ap.InvalidArgument, match=words):
+        ap.integrations.fine_tune(build("BERT"), items("BERT"), small_plan(), lr=0.1, **options)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (lambda: nn.DataParallel(build("BERT")), "^model='DataParallel'.*model.module"),
+        (lambda: transformers.BertModel(transformers.BertConfig(**BERT)), "its output has no logits"),
+        (lambda: ModelLoss(build("BERT")), "^metric=None: the outputs of a ModelLoss are losses"),
+    ],
+)
+def test_models_without_an_accuracy_or_a_loss_are_refused(model, words):
+    with pytest.raises(ap.InvalidArgument, match=words):
+        ap.integrations.fine_tune(model(), items("BERT"), small_plan(), lr=0.1, evaluate=ap.Public(items("BERT")))
+
+
+def test_a_language_model_is_measured_by_a_function_of_logits_and_tokens():
+    def perplexity(logits, labels):
+        return float(ap.integrations.causal_lm_loss(logits, labels).mean().exp())
+
+    model, some = build("GPT-2"), items("GPT-2")
+    metric = ap.Metric("perplexity", perplexity, better="lower")
+    run = ap.integrations.fine_tune(model, some, small_plan(1), lr=1e-9, evaluate=ap.Public(some), metric=metric)
+    inputs, labels = stacked(model, some)
+    with torch.no_grad():
+        assert run.history[-1].score == pytest.approx(perplexity(model.eval()(**inputs).logits, labels), rel=1e-3)
+
+
 @pytest.mark.parametrize("kind", ["BERT", pytest.param("GPT-2", marks=pytest.mark.slow)])
 def test_gradient_checkpointing_is_exact(kind):
     model = build(kind)
     model.gradient_checkpointing_enable()
     with attend_apart(model):
         assert_own_gradients(model, items(kind), usual_loss(model))
+
+
+def test_adapters_under_checkpointing_have_the_gradients_of_single_records():
+    """transformers and peft have the words ask for gradients then, which is not needed here: hooks that are there again afterwards."""
+    base = build("BERT")
+    base.gradient_checkpointing_enable()
+    base.enable_input_require_grads()
+    model = peft.get_peft_model(
+        base, peft.LoraConfig(r=2, target_modules=["query"], init_lora_weights=False, task_type="SEQ_CLS")
+    )
+    hooks = [dict(part._forward_hooks) for part in model.modules()]
+    assert any(hooks)
+    with attend_apart(model):
+        assert_own_gradients(model, items("BERT"), usual_loss(model))
+    assert [dict(part._forward_hooks) for part in model.modules()] == hooks
 
 
 def test_checkpointing_of_t5_is_refused():
@@ -525,11 +612,16 @@ def test_checkpointing_of_t5_is_refused():
 
 
 def test_checkpointing_that_differentiates_within_is_refused():
+    """Behind frozen layers the adapters would get no gradient: noise alone would move them."""
     model = build("BERT")
     model.gradient_checkpointing_enable({"use_reentrant": True})
-    model.enable_input_require_grads()
-    with pytest.raises(ap.UnsupportedModel, match="use_reentrant"):
-        ap.integrations.fine_tune(model, items("BERT"), small_plan(), lr=0.1)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS"))
+    for one in (adapted, build("BERT")):
+        one.gradient_checkpointing_enable({"use_reentrant": True})
+        base = one.get_base_model() if one is adapted else one
+        base.disable_input_require_grads()
+        with pytest.raises(ap.UnsupportedModel, match="use_reentrant"):
+            ap.integrations.fine_tune(one, items("BERT"), small_plan(), lr=0.1)
 
 
 def test_autocast_is_refused_because_each_record_would_run_alone():

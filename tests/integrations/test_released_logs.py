@@ -1,6 +1,7 @@
 """Logs get what a run releases, and nothing else: on neighbouring data sets with frozen noise every byte of them is the same."""
 
 import csv
+import os
 import sys
 import types
 from dataclasses import fields
@@ -204,6 +205,7 @@ def test_a_file_has_the_fields_of_an_entry_and_goes_on(tmp_path):
         ("csv:", "does not say where to"),
         ("wandb:x", "no such kind of log"),
         ("csv:file/steps.csv", "nothing can be written there"),
+        ("csv:.", "nothing can be written there"),
         ("tensorboard:file", "nothing can be written there"),
         ("mlflow:nonsense:1", "MLflow cannot use it"),
     ],
@@ -216,6 +218,27 @@ def test_logs_that_cannot_be_are_refused(said, reason, tmp_path, monkeypatch):
         monkeypatch.delattr(sys.modules["mlflow"].MlflowClient, "__getattr__")
     with pytest.raises(InvalidArgument, match=reason):
         open_log(said)
+
+
+def test_a_server_that_does_not_answer_is_refused_soon(monkeypatch):
+    """One retry, and for the first question only: steps of a run are worth the patience of MLflow."""
+    pytest.importorskip("mlflow")
+    asked = []
+    name = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+
+    def ask(self, *_):
+        asked.append(os.environ.get(name))
+        raise OSError("no server")
+
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("mlflow.MlflowClient.get_experiment_by_name", ask)
+    for patience in (None, "3"):
+        if patience:
+            monkeypatch.setenv(name, patience)
+        with pytest.raises(InvalidArgument, match="no server"):
+            ap.integrations.MlflowLog("http://127.0.0.1:9")
+        assert os.environ.get(name) == patience
+    assert asked == ["1", "3"]
 
 
 def test_logs_are_chosen_by_name(tmp_path, monkeypatch):

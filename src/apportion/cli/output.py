@@ -120,7 +120,7 @@ def show_results(results: Results, folder: Path, *, as_json: bool) -> None:
     if any(run.epsilon is not None and not run.private for run in results.runs):
         console.print("A seed was given: these runs are reproducible and NOT private.")
     print_lines(console, f"Look at   {folder / 'report.html'}   (numbers: {folder / 'results.json'})")
-    print_lines(console, *next_steps(results.runs[0]))
+    print_lines(console, *next_steps(results.runs[-1]))
 
 
 def _show_score(one: Series) -> str:

@@ -135,6 +135,7 @@ def as_records(data: Any) -> Records:
         data.views.require_usable(augmented.example[0])
         augmented.views = data.views
         return augmented
+    data = getattr(data, "_dataloader", data)  # what Lightning's Fabric wraps
     if isinstance(data, DataLoader):
         raise InvalidArgument(
             _ARGUMENT,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
+from apportion import validate
 from apportion.budget import Public
 from apportion.curator.distinct import require_distinct
 from apportion.curator.foreign_code import contain_errors
@@ -25,12 +26,14 @@ from apportion.curator.records import Records, as_records
 from apportion.curator.tree import drop_objects
 from apportion.domain import IGNORED, Domain
 from apportion.errors import InvalidArgument
+from apportion.execution import ACCUMULATION
 from apportion.extras import require_extra
 from apportion.integrations.model_loss import ModelLoss, given_losses
-from apportion.integrations.token_losses import base_model, predicts_next_token, usual_loss
+from apportion.integrations.token_losses import base_model, predicts_next_token, problem_type, usual_loss
 from apportion.models.synthetic import prepare_model, run_model, synthetic_batches, trees_agree
 from apportion.planning import Plan
 from apportion.training.evaluation import require_public
+from apportion.training.preflight import require_one_process
 from apportion.training.run import Run
 from apportion.training.train import train
 
@@ -42,6 +45,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask  # noqa
 ATTENTION = "records-apart"
 """The name of the way to attend under which it is registered in transformers."""
 LABELS = ("labels", "label")
+_MICRO_BATCH = "execution=apportion.Execution(micro_batch=...)"
 _TOKENIZE = 'Tokenize first: data.map(lambda item: tokenizer(item["text"], padding="max_length", truncation=True, max_length=128))'
 
 
@@ -92,8 +96,18 @@ def fine_tune(
         >>> run.epsilon() <= 3.0
         True
     """
+    _require_options(loss, options)
     _require_no_autocast()
+    require_one_process(model)
+    if hasattr(model, "_orig_mod"):
+        reason = "it would be compiled anew for batches of every size"
+        raise InvalidArgument("model", type(model).__name__, reason, "Pass the model that torch.compile was given")
     inner = model.model if isinstance(model, ModelLoss) else model
+    metric = options.get("metric")
+    if inner is not model and evaluate is not None and (metric is None or isinstance(metric, str)):
+        reason = "the outputs of a ModelLoss are losses, which have no accuracy"
+        fix = 'Pass apportion.Metric("loss", lambda losses, _: float(losses.mean()), better="lower"), or leave out evaluate'
+        raise InvalidArgument("metric", metric, reason, fix)
     layout = _Layout.of(inner, keep_labels=inner is not model)
     records = layout.records(data, "data", shifted=loss is None and predicts_next_token(model))
     if evaluate is not None:
@@ -110,18 +124,36 @@ def _count_classes(model: Any, target: Any) -> int | None:
     """How many classes labels are of, if they are class numbers: tokens of a language model, or those of a classifier."""
     if not isinstance(model, PreTrainedModel) or not isinstance(target, Tensor) or target.is_floating_point():
         return None
-    words = model.get_output_embeddings()
-    return int(model.config.num_labels if words is None else words.weight.shape[0])
+    if (words := model.get_output_embeddings()) is not None:
+        return int(words.weight.shape[0])
+    classes = int(model.config.num_labels)
+    return classes if problem_type(model, target, classes) == "single_label_classification" else None
+
+
+def _require_options(loss: Any, options: dict[str, Any]) -> None:
+    """Refuse what `transformers.Trainer` is told otherwise, in words of those who come from there."""
+    if loss is not None and not callable(loss):
+        fix = "Leave it out for that of the model, or pass a function of (outputs, labels)"
+        raise InvalidArgument("loss", validate.shown(loss), "it cannot be called", fix)
+    for name, value in options.items():
+        if "accumul" in name:
+            raise InvalidArgument(
+                name, validate.shown(value), "there is no such option", f"{ACCUMULATION}: {_MICRO_BATCH}"
+            )
+        if name in ("epochs", "num_train_epochs", "max_steps", "steps", "batch_size", "per_device_train_batch_size"):
+            fix = "Pass apportion.plan(budget=..., population=..., batch_size=..., epochs=...)"
+            raise InvalidArgument(name, validate.shown(value), "it is a part of the plan, because it has a price", fix)
+        validate.known("options", name, inspect.signature(train).parameters, "there is no such option")
 
 
 def _require_no_autocast() -> None:
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+    if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda", "mps")):
         raise InvalidArgument(
             "torch.autocast",
             "enabled",
             "in 16 bits records that run together have other gradients than alone, by more than the rounding that is allowed for, so that "
             "each would have to run alone, which takes longer than float32",
-            "Call fine_tune outside of torch.autocast; to save memory use execution=apportion.Execution(micro_batch=...)",
+            f"Call fine_tune outside of torch.autocast; to save memory use {_MICRO_BATCH}",
         )
 
 
@@ -179,9 +211,18 @@ class _Layout:
         if not known or any(_is_text(first[name]) for name in known):
             reason = "the model takes none of them, or they are texts where it takes numbers of tokens"
             raise InvalidArgument(argument, f"items with {names}", reason, _TOKENIZE)
-        if not (self.keep_labels or self.next_token or any(name in first for name in LABELS)):
+        given = None if self.keep_labels else next((name for name in LABELS if name in first), None)
+        if given is not None and _is_text(first[given]):
+            fix = "Number them by a list that was fixed without looking at the records"
+            raise InvalidArgument(
+                argument, f"items with {names}", f"{given!r} holds texts, not numbers of classes", fix
+            )
+        if not (self.keep_labels or self.next_token or given):
             reason = "there is neither 'labels' nor 'label', which the model is to predict"
-            fix = 'Add them: data.map(lambda item: {"labels": ...}), or rename the column that holds them'
+            fix = (
+                'Add them: data.map(lambda item: {"labels": ...}), or rename the column that holds them; around a model that computes its '
+                "loss from other fields, such as start_positions, put apportion.integrations.ModelLoss(model)"
+            )
             raise InvalidArgument(argument, f"items with {names}", reason, fix)
 
     def pair(self, item: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
@@ -229,6 +270,9 @@ class _Arranged(Dataset[Any]):
 def attend_apart(model: nn.Module, example: Any = None) -> Iterator[None]:
     """Within this block the models of transformers in `model` attend without looking at the whole batch, and keep no caches.
 
+    Nor do words of frozen embeddings ask for gradients, as for adapters under checkpointing that needs it (`use_reentrant=True`, which is
+    refused): they are no parameter.
+
     Args:
         example: inputs of one record. A model that would compute something else on records like it, because it knows only the ways to
             attend that it names itself, stays as it is.
@@ -238,6 +282,11 @@ def attend_apart(model: nn.Module, example: Any = None) -> Iterator[None]:
     with ExitStack() as undo:
         with ExitStack() as switched:
             for part in model.modules():
+                for key, hook in list(part._forward_hooks.items()):
+                    if getattr(hook, "__name__", "").startswith(
+                        "make_inputs_require_grad"
+                    ):  # of transformers and of peft
+                        undo.callback(part._forward_hooks.__setitem__, key, part._forward_hooks.pop(key))
                 if isinstance(part, PreTrainedModel):
                     if (attention := part.config._attn_implementation) in ("sdpa", "eager"):
                         part.set_attn_implementation(ATTENTION)

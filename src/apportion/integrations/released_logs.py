@@ -68,6 +68,8 @@ class CsvLog(ReleasedLog):
 
     def __init__(self, path: str | Path, *, resume: bool = False):
         self.path = _as_path(path)
+        if self.path.is_dir() or (self.path.exists() and not os.access(self.path, os.W_OK)):
+            raise InvalidArgument("log", str(self.path), "nothing can be written there", "Choose a file")
         if self.path.exists() and not resume:
             raise InvalidArgument(
                 "log", str(self.path), "there is such a file already", "Choose a new one, or resume=True"
@@ -141,7 +143,7 @@ class MlflowLog(ReleasedLog):
 
         self._begin, self._run_name = int(time.time() * 1000), run_name
         self._run: str | None = None
-        with _explained(uri):
+        with _explained(uri), _answered_soon():
             self._client = MlflowClient(tracking_uri=uri)
             found = self._client.get_experiment_by_name(experiment)
             self._experiment = found.experiment_id if found is not None else self._client.create_experiment(experiment)
@@ -215,6 +217,20 @@ def _require_folder(folder: Path) -> None:
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise InvalidArgument("log", str(folder), "nothing can be written there", "Choose another folder")
+
+
+@contextmanager
+def _answered_soon() -> Iterator[None]:
+    """Whether there is a server at all is known after one retry. Of its own accord MLflow goes on for four minutes."""
+    name = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 @contextmanager

@@ -80,17 +80,32 @@ def usual_loss(model: nn.Module) -> Callable[[Any, Tensor], Tensor]:
     causal = predicts_next_token(model)
 
     def loss(outputs: Any, labels: Tensor) -> Tensor:
-        logits: Tensor = getattr(outputs, "logits", outputs)
+        logits = getattr(outputs, "logits", outputs)
+        if not isinstance(logits, Tensor):
+            fix = "Use a model with a head, or pass a loss of (outputs, labels)"
+            raise InvalidArgument("model", type(outputs).__name__, "its output has no logits", fix)
         if logits.dim() == 3:
             return causal_lm_loss(logits, labels) if causal else token_loss(logits, labels)
-        if not labels.is_floating_point():
+        problem = problem_type(model, labels, logits.shape[1])
+        if problem == "single_label_classification":
             return functional.cross_entropy(logits, labels, reduction="none")
-        alike = labels.reshape(logits.shape)
-        if logits.shape[1] == 1:
+        alike = labels.reshape(logits.shape).to(logits.dtype)
+        if problem == "regression":
             return functional.mse_loss(logits, alike, reduction="none").mean(1)
         return functional.binary_cross_entropy_with_logits(logits, alike, reduction="none").mean(1)
 
     return loss
+
+
+def problem_type(model: nn.Module, labels: Tensor, outputs: int) -> str:
+    """What a classifier of transformers learns, by its rule: as its configuration says; numbers, if it has a single output; one class, if
+    labels are whole numbers; otherwise which of several labels apply."""
+    declared = getattr(getattr(base_model(model), "config", None), "problem_type", None)
+    if isinstance(declared, str):
+        return declared
+    if outputs == 1:
+        return "regression"
+    return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
 
 
 def predicts_next_token(model: nn.Module) -> bool:

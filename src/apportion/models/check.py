@@ -196,6 +196,12 @@ def _type_findings(module: nn.Module) -> Iterator[_Finding]:
             "its backward hook is handed the gradients of many records at once, so that it sees them without noise and may mix them",
             "Remove it: call .remove() on what register_full_backward_hook returned, or put its arithmetic into the forward pass",
         )
+    checkpointing = getattr(getattr(module, "_gradient_checkpointing_func", None), "keywords", {})  # of transformers
+    if getattr(module, "gradient_checkpointing", False) and checkpointing.get("use_reentrant", False) is not False:
+        yield (
+            "it checkpoints with use_reentrant=True, by which what is trained behind frozen layers gets no gradient, only noise",
+            'Call model.gradient_checkpointing_enable({"use_reentrant": False})',
+        )
     hooks = list(module._forward_pre_hooks.values())
     power_iteration = any(isinstance(hook, SpectralNorm) for hook in hooks) or (
         parametrize.is_parametrized(module)

@@ -15,7 +15,7 @@ So wrong bounds or classes are seen in the noisy count of usable records. With a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,12 +28,34 @@ from apportion.sklearn.private_rows import Floats
 from apportion.tables.encoding import Encoding
 from apportion.tables.schema import Column, require_schema
 
+_KINDS = dict.fromkeys("biuf", "numbers") | dict.fromkeys("US", "texts")
 
-def as_classes(classes: Any) -> NDArray[Any]:
-    if classes is None or isinstance(classes, (str, bytes)) or len(np.unique(np.asarray(classes))) < 2:
-        reason = "two labels or more must be declared: the labels that occur are private"
+
+def as_classes(classes: Any, y: Any) -> NDArray[Any]:
+    """The declared classes, sorted. Refused if no label of `y` can be one of them, by the type of an array, which is public."""
+    found = _sort_classes(classes)
+    if found is None or len(found) < 2:
+        reason = "two labels or more must be declared, all numbers or all texts: the labels that occur are private"
         raise InvalidArgument("classes", validate.shown(classes), reason, "Pass for example classes=[0, 1]")
-    return np.unique(np.asarray(classes))
+    kinds = _KINDS.get(found.dtype.kind), _KINDS.get(getattr(getattr(y, "dtype", None), "kind", ""))
+    if None not in kinds and kinds[0] != kinds[1]:
+        reason = f"they are {kinds[0]} and y holds {kinds[1]} ({y.dtype}), so that no record could be used"
+        raise InvalidArgument("classes", validate.shown(classes), reason, "Declare the labels as they stand in y")
+    return found
+
+
+def _sort_classes(classes: Any) -> NDArray[Any] | None:
+    """`None` for what cannot be told from another label: no sequence, or one of sequences; texts beside numbers; without an order; NaN."""
+    if isinstance(classes, (str, bytes)) or not isinstance(classes, Iterable):
+        return None
+    try:
+        declared = np.asarray(classes)
+        if declared.ndim != 1 or len({isinstance(one, str) for one in classes}) != 1:
+            return None
+        found: NDArray[Any] = np.unique(declared)
+        return found if bool((found == found).all()) else None
+    except (TypeError, ValueError):
+        return None
 
 
 def as_class_weights(class_weight: Any, declared: Any, classes: NDArray[Any]) -> tuple[float, ...] | None:
@@ -52,7 +74,7 @@ def as_class_weights(class_weight: Any, declared: Any, classes: NDArray[Any]) ->
         raise InvalidArgument("class_weight", class_weight, reason, fix)
     labels = np.asarray(declared).tolist()
     if not isinstance(class_weight, Mapping):
-        given = list(class_weight)
+        given = list(class_weight) if isinstance(class_weight, Iterable) else [class_weight]
         if len(given) != len(labels):
             reason = f"{len(labels)} classes were declared"
             raise InvalidArgument(
@@ -69,6 +91,8 @@ def as_class_weights(class_weight: Any, declared: Any, classes: NDArray[Any]) ->
 def as_bounds(argument: str, bounds: Any, features: int) -> tuple[Floats, Floats]:
     """Lower and upper ends, one for each feature."""
     try:
+        if isinstance(bounds, (str, bytes)):  # two digits are no pair of numbers
+            raise TypeError
         low, high = (np.broadcast_to(np.asarray(end, dtype=np.float64), (features,)) for end in bounds)
     except (TypeError, ValueError):
         reason = f"it is not a pair of lower and upper ends, numbers or one for each of {features}"

@@ -244,7 +244,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
         """Train on private records. Each call is a run of its own, with a budget of its own."""
         inputs, labels = self._read(X), as_labels(self, y)
         check_consistent_length(inputs, labels)
-        self.classes_ = as_classes(self.classes)
+        self.classes_ = as_classes(self.classes, y)
         loss = Loss("cross-entropy", as_class_weights(self.class_weight, self.classes, self.classes_))
         places = {label: place for place, label in enumerate(self.classes_.tolist())}
         self._fit(inputs, torch.from_numpy(find_places(labels, places)), len(places), loss, classes=len(places))
