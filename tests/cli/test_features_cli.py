@@ -11,6 +11,7 @@ import torch
 
 import apportion as ap
 from apportion.compare.defaults import explain_choices, with_features, with_training_defaults
+from apportion.compare.feature_defaults import learning_rate
 from apportion.compare.feature_prediction import ArrayEncoding
 
 BUDGET = ("--epsilon", "3", "--delta", "1e-5", "--unit", "record", "--population", "1437")
@@ -98,7 +99,7 @@ def test_from_images_to_predictions_in_one_call(apportion, place):
     run = train(apportion, "--features", "scatter")
     assert run["epsilon"] <= 3
     assert run["model"] == "scatter + linear"
-    assert run["features"]["public"] == "a formula; nothing in it was learned"
+    assert run["features"]["public"] == "a formula; nothing in it was learned; whitened by drawn images"
     data = ap.data.load("digits").test.data
     np.save("new.npy", data[0][:20].numpy())
 
@@ -121,18 +122,40 @@ def test_defaults_of_their_own():
     said = {
         "data": "mnist",
         "features": "scatter",
+        "epsilon": 1.0,
         "recipe": [{"name": "default"}, {"name": "abadi"}, {"name": "non-private"}],
     }
     found = with_training_defaults(said)
-    assert (found["sample_rate"], found["steps"], found["lr"], found["momentum"]) == (0.14, 280, 1.0, 0.9)
-    steadied = {"name": "default", "clip": {"ratio": 1.0}, "update": {"average": 0.98}}
+    assert (found["sample_rate"], found["steps"], found["lr"], found["momentum"]) == (0.2, 200, 0.45, 0.9)
+    update = {"average": 0.98, "divide_by_clip": True}
+    steadied = {"name": "default", "clip": {"start": 0.1, "ratio": 1.0}, "update": update}
     assert found["recipe"][:2] == [steadied, {"name": "abadi"}]
     assert (found["recipe"][2]["optimizer"], found["recipe"][2]["momentum"]) == ("adam", 0.0)
-    steadied = {"name": "default", "clip": {"ratio": 2.0}, "update": {"average": 0.5}}
+    steadied = {
+        "name": "default",
+        "clip": {"start": 2.0, "ratio": 2.0},
+        "update": {"average": 0.5, "divide_by_clip": False},
+    }
     own = {"lr": 0.2, "momentum": 0.5, "steps": 3, "batch_size": 9, "recipe": [steadied]}
     assert with_training_defaults(said | own) == said | own
     assert with_training_defaults(said | {"optimizer": "adam"}).get("momentum") is None
     assert "momentum" not in with_training_defaults(said | {"features": None})
+
+
+@pytest.mark.parametrize(
+    ("data", "features", "epsilon", "rate"),
+    [
+        ("fashion-mnist", "scatter", 1.0, 0.45),  # 0.3·60,000/(200·√39,690)
+        ("fashion-mnist", {"kind": "scatter", "norm": "group"}, 1e-3, 0.1),
+        ("fashion-mnist", "scatter", 8.0, 1.5),
+        ("cifar10", "scatter", 1.0, 0.19),
+        ("cifar10", {"kind": "pretrained"}, 1.0, 0.66),
+        ("imdb", "words", 1.0, 0.27),
+        ("my:data", "scatter", 1.0, 1.0),  # of which no population was said
+    ],
+)
+def test_a_layer_moves_as_far_as_noise_allows(data, features, epsilon, rate):
+    assert learning_rate({"data": data, "features": features, "epsilon": epsilon}) == rate
 
 
 def test_a_file_says_it_with_settings(apportion, place):
@@ -267,7 +290,7 @@ def test_what_was_chosen_is_said_with_its_reason(apportion):
     filled = with_training_defaults(with_features(IMAGES))
     first, second = explain_choices(IMAGES, filled)
     assert first.startswith("features scatter: for images of 16 pixels or more")
-    assert second.startswith("sample_rate 0.14, steps 280, lr 1, momentum 0.9: one layer on normalised features")
+    assert second.startswith("sample_rate 0.2, steps 200, lr 1, momentum 0.9: one layer on fixed features moves by")
     assert (
         explain_choices(
             IMAGES | {"features": "scatter", "lr": 1, "momentum": 0, "steps": 3, "sample_rate": 0.1}, filled
