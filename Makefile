@@ -21,7 +21,7 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) -e '.[dev]'
 	@touch $@
 
-demo: $(VENV)/installed  ## compare eight private recipes with non-private training on digits, write runs/demo/report.html
+demo: $(VENV)/installed  ## compare private recipes with non-private training on digits, with and without features, write runs/demo/report.html
 	$(BIN)/apportion compare demo --out runs/demo
 
 test: $(VENV)/installed-dev  ## the core test suite

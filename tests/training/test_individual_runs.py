@@ -21,6 +21,7 @@ from apportion.request import Request
 from apportion.training.storage import CHECKPOINT
 
 FILTER = ap.people.IndividualFilter(stretch=3.0, refresh=4, floor=0.2)
+ESTIMATE = ap.people.IndividualEstimate(refresh=5)
 N = 24
 
 
@@ -172,7 +173,7 @@ def test_a_bound_does_not_follow_the_rounding_of_others(mode):
 
 
 def test_an_estimate_changes_nothing_and_stays_secret(tmp_path):
-    people = ap.people.IndividualEstimate(refresh=5)
+    people = ESTIMATE
     plain = ap.train(make_model(), cross_entropy, data(), plan_of(None), lr=0.1, seed=1, progress=False)
     run = ap.train(make_model(), cross_entropy, data(), plan_of(people), lr=0.1, seed=1, progress=False)
     assert torch.equal(plain.model.weight, run.model.weight)
@@ -226,6 +227,9 @@ def test_replay_finds_nothing_and_a_broken_filter_is_found(monkeypatch):
     [
         ({"unit": ap.User([0] * N)}, "account for each record"),
         ({"clip": ap.clip.NormBased()}, "weigh their own bounds"),
+        ({"people": ESTIMATE, "clip": ap.clip.NormBased()}, "would be too small"),
+        ({"people": ESTIMATE, "clip": ap.clip.Quantile(share=0.01)}, "would be too small"),
+        ({"people": ESTIMATE, "clip": ap.clip.LeastError()}, "would be too small"),
     ],
 )
 def test_what_cannot_be_kept_accounts_for_is_refused(options, message):

@@ -72,9 +72,11 @@ def require_individual_fits(setup: Setup) -> None:
         reason, fix = "a draw that is repeated would have to repeat everybody's bounds", 'Use recovery="fresh"'
     elif setup.records.views is not None:
         reason, fix = "the norm of a record follows its random views", "Hand in the data without apportion.augment"
-    elif isinstance(people, IndividualFilter) and asked.statistics:
+    elif asked.statistics:
         reason = (
             "records weigh their own bounds in statistics, so that a clip that follows them would follow something else"
+            if isinstance(people, IndividualFilter)
+            else "a record pays for statistics too, whatever the length of its gradient, so that its estimate would be too small"
         )
         fix = "Use a clip that is known in advance, as clip.Fixed or clip.Decay"
     if reason:

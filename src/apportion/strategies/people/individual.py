@@ -75,6 +75,7 @@ class IndividualEstimate(_Individual):
 
     The numbers are written to secret/individual.json, and labelled an estimate: between refreshes norms move, and nothing enforces them.
     The guarantee is that of the plan. They tell of single records: publish noisy summaries only, as of `apportion.statistics`.
+    Clips that ask for statistics are refused: a record pays for those whatever the length of its gradient.
 
     Args:
         refresh: steps between two passes over all records.
