@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("curator", "models", "accounting", "training")
-HALL = ("execution", "sampling", "planning")
+HALL = ("execution", "sampling", "planning", "plan_files", "plan_filters")
 HIDDEN = 100
 """A whole number of this size inside a function is a constant without a name."""
 
@@ -80,6 +80,7 @@ HARMLESS = {
     "accounting.accountant.LARGEST_OUTCOMES": _LIMIT,
     "accounting.accountant.LARGEST_GROUP": _LIMIT,
     "accounting.rules.LARGEST_MULTISET": _LIMIT,
+    "accounting.rules.FIRST": "the number of what is asked before step 1",
     "accounting.calibration._ROUNDS": "of a search that raises when they are used up",
     "accounting.group_calibration._ROUNDS": "of a search that keeps the last value that is not too large when they are used up",
     "accounting.run_filter._MOST_TERMS": "of a sum of probabilities, whose rest is added as a whole",
@@ -93,10 +94,10 @@ HARMLESS = {
     "training.history.REPORTS": "how often a run is looked at",
     "training.private.SEPARABILITY_CHECKS": "a closer look at the first batches of a loop, whose loss is in its own hands",
     "training.progress.LINES": "of a display",
-    "planning.FORMAT": _FORMAT,
+    "plan_files.FORMAT": _FORMAT,
     "planning.POINTS": "of a drawing",
-    "planning._NEAR": "Rényi orders that are tried; a test plans with all of them",
-    "planning._SPARSE": "likewise",
+    "plan_filters._NEAR": "Rényi orders that are tried; a test plans with all of them",
+    "plan_filters._SPARSE": "likewise",
     "planning.ROWS": "of a printed table",
     "training.session.REHEARSED": "steps that are tried on zeros before anything is charged",
     "training.typical_course.DIMENSION": "of a made-up problem",

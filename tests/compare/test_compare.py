@@ -87,6 +87,7 @@ def test_the_packaged_demo_is_a_valid_experiment():
     demo.check()
     assert [choice.name for choice in demo.recipe] == [
         *("non-private", "abadi", "default", "lin-decay", "andrew", "auto-s", "du-dynamic", "yu-noise-time", "hong"),
+        *("abadi", "default"),  # on features
     ]
     assert (demo.epsilon, demo.delta) == (3.0, 1e-5)
 

@@ -75,14 +75,14 @@ def run_folder(tmp_path, model, records, budget, seed):
 
 def test_a_fresh_run_writes_no_key(tmp_path, model, records, budget, keys):
     folder = run_folder(tmp_path, model, records, budget, seed=None)
-    assert len(keys) == 2 * 3 * 3  # three purposes a step
+    assert len(keys) == 2 * len(randomness.PURPOSES) * 3  # halves, purposes, steps
     secrets = [KEY[:16], KEY[16:], *keys]
     assert files_with(folder, {spelling for secret in secrets for spelling in spellings(secret)}) == []
 
 
 def test_a_seeded_run_publishes_neither_seed_nor_key(tmp_path, model, records, budget, keys):
     folder = run_folder(tmp_path, model, records, budget, seed=SEED)
-    assert len(keys) == 2 * 3 * 3
+    assert len(keys) == 2 * len(randomness.PURPOSES) * 3
     secrets = {spelling for key in keys for spelling in spellings(key)} | spellings_of_number(SEED)
     assert files_with(folder / "public", secrets) == []
 

@@ -209,6 +209,8 @@ OTHERWISE = {
     "ramp_steps": 33,
     "multiplier": 1.7,
     "thresholds": (1.0, 0.5),
+    "a": (-0.8,),
+    "b": (0.2,),
 }
 
 

@@ -28,6 +28,8 @@ KINDS = {
     "NormBased": lambda **groups: clip.NormBased(0.3, **groups),
     "AdaClip": lambda **groups: clip.AdaClip(**groups),
     "Automatic": lambda **groups: clip.Automatic(0.5, **groups),
+    "NormPercentile": lambda **groups: clip.NormPercentile(0.3, **groups),
+    "LeastError": lambda **groups: clip.LeastError(0.3, **groups),
 }
 GROUPS = {
     "one group": ("flat", 1),
