@@ -7,6 +7,8 @@ The weights are EfficientNet-Lite's of Google, trained on ImageNet. The packages
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -25,11 +27,11 @@ class Backbone(nn.Module):
     """The last channels of a network for larger images, each averaged over its positions.
 
     Args:
-        network: with `extract_features`.
+        network: a module with `extract_features`.
         size: to which images are enlarged, in pixels.
     """
 
-    def __init__(self, network: nn.Module, size: int):
+    def __init__(self, network: Any, size: int):
         super().__init__()
         self.network, self.size = network.to(memory_format=torch.channels_last), size
         self.register_buffer("mean", torch.tensor(_MEAN)[:, None, None])
@@ -38,9 +40,13 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(records, 3, height, width) in [0, 1] → (records, channels)."""
         larger = functional.interpolate(
-            (images - self.mean) / self.deviation, size=(self.size, self.size), mode="bicubic", align_corners=False
+            (images - self.get_buffer("mean")) / self.get_buffer("deviation"),
+            size=(self.size, self.size),
+            mode="bicubic",
+            align_corners=False,
         ).contiguous(memory_format=torch.channels_last)
-        channels: Tensor = self.network.extract_features(larger)  # type: ignore[operator]
+        extract: Any = self.network.extract_features
+        channels: Tensor = extract(larger)
         return channels.mean((2, 3))
 
 

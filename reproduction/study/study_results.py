@@ -160,7 +160,8 @@ def summarise(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
                 "difference": difference,
                 "met": met,
                 "control_of": first.control_of,
-                **ours.to_json(),
+                **(row := ours.to_json()),
+                "standard_error": None if row["test_accuracy_std"] is None else row["test_accuracy_std"] / len(members) ** 0.5,
             }
         )
     return rows

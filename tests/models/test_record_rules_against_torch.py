@@ -418,6 +418,11 @@ def test_what_the_rules_say_of_an_operation_is_true(name):
     assert not wrong, wrong
 
 
+def test_either_of_two_exchanged_dimensions_may_hold_the_records():
+    _, _, wrong = checked(OPERATIONS["transpose"], samples=3, combinations=24)
+    assert not wrong, wrong
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", OPERATIONS)
