@@ -136,6 +136,10 @@ class StudyResults:
         )
 
 
+def _standard_error(deviation: float | None, runs: int) -> float | None:
+    return None if deviation is None else deviation / runs**0.5
+
+
 def summarise(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """One row for each recipe of each experiment.
 
@@ -161,7 +165,7 @@ def summarise(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
                 "met": met,
                 "control_of": first.control_of,
                 **(row := ours.to_json()),
-                "standard_error": None if row["test_accuracy_std"] is None else row["test_accuracy_std"] / len(members) ** 0.5,
+                "standard_error": _standard_error(row["test_accuracy_std"], len(members)),
             }
         )
     return rows
