@@ -220,6 +220,7 @@ def test_logs_that_cannot_be_are_refused(said, reason, tmp_path, monkeypatch):
         open_log(said)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_refused_soon(monkeypatch):
     """One retry, and for the first question only: steps of a run are worth the patience of MLflow."""
     pytest.importorskip("mlflow")

@@ -66,7 +66,11 @@ def five_eight_twelve(data):
 
 @pytest.mark.parametrize(
     "variant",
-    [ap.teachers.Weighting(), ap.teachers.Upsampling(), ap.teachers.Vanishing()],
+    [
+        ap.teachers.Weighting(),
+        pytest.param(ap.teachers.Upsampling(), marks=pytest.mark.slow),
+        pytest.param(ap.teachers.Vanishing(), marks=pytest.mark.slow),
+    ],
     ids=lambda one: type(one).__name__,
 )
 def test_digits_are_learned_within_budgets_of_5_8_and_12(digits, variant):
@@ -168,6 +172,7 @@ def test_confident_votes_are_checked_and_charged_whether_they_are_answered_or_no
         assert one.epsilon == pytest.approx(gaussian_epsilon(squared**0.5, 1e-5))
 
 
+@pytest.mark.slow
 def test_torch_teachers_and_students(run):
     fit = ap.teachers.Fit(epochs=30, lr=0.05)
     taught = run(teacher=small_network, student=small_network, fit=fit, seed=0)
