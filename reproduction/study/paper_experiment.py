@@ -127,7 +127,7 @@ class Cell:
 
     def configuration(self) -> dict[str, Any]:
         """All that decides the result, as data. Labels and published figures do not."""
-        experiment, choice, recipe = self.experiment, self.choice, self.choice.recipe()
+        experiment, choice, recipe = self.experiment.of(self.choice), self.choice, self.choice.recipe()
         followed = experiment.followed(choice)
         plan = {
             "kind": experiment.kind,

@@ -42,7 +42,7 @@ def _is_evaluated(entry: HistoryEntry) -> bool:
 
 
 def _trained(cell: Cell, data_dir: Path | None) -> RunResult:
-    experiment, choice = cell.experiment, cell.choice
+    experiment, choice = cell.experiment.of(cell.choice), cell.choice
     subject = _subject(experiment, data_dir)
     probe = median_norms(experiment.data, subject) if experiment.kind == "norms" else None
     plan = None

@@ -83,10 +83,10 @@ def compare(
         raise InvalidArgument("test", None, reason, "Pass --test public.csv")
     runs: list[RunResult] = []
     skipped: list[NotRun] = []
-    featured: dict[str | None, Subject] = {}
+    featured: dict[tuple[str | None, str | None], Subject] = {}
     for choice in experiment.recipe:
         own = experiment.of(choice)
-        key = None if own.features is None else own.features.model_dump_json()
+        key = (None if own.features is None else own.features.model_dump_json(), own.model)
         if key not in featured:
             featured[key] = on_features(own, subject, data_dir)
         for seed in experiment.seeds or (None,):
@@ -158,9 +158,7 @@ def run_recipe(
             save_features(folder, experiment, subject, setup.recipe, choice.activation or experiment.activation)
     else:
         result = _train_without_privacy(setup)
-    if (
-        subject.data_name in KNOWN
-    ):  # of other data not even the time is published: it follows what was drawn and what failed
+    if subject.data_name in KNOWN:  # of other data not even the time is published: it follows what was drawn
         result = replace(result, seconds=round(time.perf_counter() - started, 3))
     return result.with_score(result.score)
 

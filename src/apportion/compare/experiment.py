@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -227,7 +227,7 @@ class Experiment(PeopleSettings):
         """What plans ask before their first step, for the normalisation of features."""
         return None if self.features is None else self.features.channel_norm()
 
-    def of(self, choice: RecipeChoice) -> Experiment:
+    def of(self, choice: RecipeChoice) -> Self:
         """What is said for this recipe: with features of its own it trains one layer on them."""
         return self if choice.features is None else self.model_copy(update={"features": choice.features, "model": None})
 
