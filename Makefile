@@ -7,7 +7,7 @@ WORKERS ?= 2
 # what is imported when it is imported; compiling all of torch beforehand takes longer than the demo.
 PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo docs test test-slow audit mutants fuzz lint format dist lowest bench clean help
+.PHONY: demo docs test test-slow test-flower audit mutants fuzz lint format dist lowest bench clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -69,6 +69,15 @@ lowest:  ## a part of the test suite with the lowest versions that pyproject.tom
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[all]' pytest pytest-xdist hypothesis
 	.venv-lowest/bin/python -m pytest -q -n $(WORKERS) -m "not slow" tests/accounting tests/cli tests/curator tests/data tests/report tests/training tests/integrations
 
+# Flower pins other versions of typer and rich than the command line needs.
+.venv-flower/installed: pyproject.toml constraints-flower.txt
+	$(PYTHON) -m venv .venv-flower
+	PIP_CONSTRAINT=$(CURDIR)/constraints-flower.txt .venv-flower/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[flower]' pytest hypothesis
+	@touch $@
+
+test-flower: .venv-flower/installed  ## federated training over Flower: its tests, and a SuperLink with SuperNodes in processes of their own
+	.venv-flower/bin/python -m pytest -q -m "slow or not slow" tests/flower
+
 # The peers live in an environment of their own, so that they cannot hold back what the library is tested with.
 .venv-bench/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-bench
@@ -82,7 +91,8 @@ bench: .venv-bench/installed  ## speed against the peers, in .venv-bench (minute
 	.venv-bench/bin/python benchmarks/memory.py
 	.venv-bench/bin/python benchmarks/memory.py --check
 	.venv-bench/bin/python benchmarks/data_path.py
+	-.venv-bench/bin/python benchmarks/noise.py --large --json benchmarks/noise.json
 	.venv-bench/bin/python benchmarks/engine.py --write
 
 clean:  ## remove what the commands above made
-	rm -rf $(VENV) .venv-bench .venv-lowest dist build site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-flower .venv-lowest dist build site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,6 +9,7 @@ from apportion.cli.search_command import search
 from reproduction.figures_command import figures
 from reproduction.list_command import list_studies
 from reproduction.run_command import run
+from reproduction.trials_command import choose, trials
 
 app = typer.Typer(
     name="reproduction",
@@ -21,6 +22,8 @@ app = typer.Typer(
 app.command()(run)
 app.command("list")(list_studies)
 app.command()(figures)
+app.command()(trials)
+app.command()(choose)
 app.command(help=f"{search.__doc__}\n\nThis is `apportion search` with the networks of the papers.")(search)
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ PAGES = (
     HERE.parent / "docs" / "choosing.md",
     HERE.parent / "docs" / "choosing-epsilon.md",
     HERE.parent / "docs" / "people.md",
+    HERE.parent / "docs" / "referee.md",
 )
 TABLE = HERE.parent / "src" / "apportion" / "advice" / FILE
 """What the package carries of the results."""

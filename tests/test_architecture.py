@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "apportion"
 FOUNDATION = {"errors", "extras", "lazy", "validate", "budget", "event", "releases", "request"}
-FOUNDATION |= {"execution", "devices", "domain", "usable", "channel_norm"}
+FOUNDATION |= {"execution", "devices", "domain", "usable", "channel_norm", "ranks"}
 PLANNING = FOUNDATION | {
     "accounting",
     "strategies",
@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "request": {"errors", "validate", "event", "releases"},
     "execution": {"errors", "validate"},
     "devices": set(),
+    "ranks": set(),
     "domain": {"errors", "validate"},
     "usable": {"errors", "validate"},
     "channel_norm": {"validate", "event", "releases", "request"},
@@ -45,7 +46,8 @@ MAY_IMPORT = {
     "plan_drawing": {"reporting", "planning"},
     "curator": FOUNDATION,
     "models": FOUNDATION | {"curator", "strategies"},
-    "training": CORE | {"reporting"},
+    "distributed": FOUNDATION | {"curator"},
+    "training": CORE | {"reporting", "distributed"},
     "audit": CORE,
     "data": FOUNDATION,
     "reporting": CORE,
@@ -59,6 +61,7 @@ MAY_IMPORT = {
     "tuning": CORE | {"compare"},
     "teachers": CORE | {"compare"},
     "integrations": CORE,
+    "federated": CORE | {"audit"},
     "cli": CORE
     | {
         "audit",
@@ -72,6 +75,7 @@ MAY_IMPORT = {
         "teachers",
         "advice",
         "integrations",
+        "distributed",
         "",
     },
     "__main__": {"cli"},

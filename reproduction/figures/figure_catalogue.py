@@ -10,6 +10,7 @@ from reproduction.figures import du_figures as du
 from reproduction.figures import lin_figures as lin
 from reproduction.figures import prices, searches
 from reproduction.figures.kept_results import Results
+from reproduction.figures.referee_figure import referee
 from reproduction.folders import PICTURES
 
 SEARCH = "python -m reproduction search --out reproduction/results/search_NAME.json"
@@ -67,6 +68,7 @@ FIGURES = {
             "ε spent against the step, for noise that decays",
             prices.monir_consumption,
         ),
+        Figure("referee", "referee", "Accuracy of each method less that of an equally tuned fixed clip", referee),
         Figure("search", None, "Thresholds found on public data, and their accuracy", searches.search),
     )
 }

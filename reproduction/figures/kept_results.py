@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 
 from apportion.errors import InvalidArgument
 from apportion.reporting.result import RunResult
+from reproduction.referee.trials import TRIALS, KeptTrials
 
 
 def _printable(words: str) -> str:
@@ -129,25 +130,28 @@ class SearchFile(_Part):
 
 @dataclass(frozen=True)
 class Results:
-    """All files of a folder, by the stem of their name. `unknown` are those that are neither studies nor searches."""
+    """All files of a folder, by the stem of their name; the trials of the referee. `unknown` are those that are none of them."""
 
     studies: Mapping[str, StudyFile] = field(default_factory=dict)
     searches: Mapping[str, SearchFile] = field(default_factory=dict)
+    trials: KeptTrials = field(default_factory=lambda: KeptTrials(TRIALS))
     unknown: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> Results:
         """What is in the folder; nothing if there is none."""
-        studies, searches, unknown = {}, {}, []
+        studies, searches, unknown, trials = {}, {}, [], KeptTrials(folder / TRIALS.name)
         for file in sorted(folder.glob("*.json")):
             content = _content(file)
             if isinstance(content, dict) and "runs" in content:
                 studies[file.stem] = _checked(StudyFile, content, file)
             elif isinstance(content, dict) and "trace" in content:
                 searches[file.stem] = _checked(SearchFile, content, file)
+            elif file.name == TRIALS.name:
+                trials = KeptTrials.open(file)
             else:
                 unknown.append(file.name)
-        return cls(studies, searches, tuple(unknown))
+        return cls(studies, searches, trials, tuple(unknown))
 
 
 def _content(file: Path) -> Any:

@@ -1,7 +1,7 @@
 """Fills the parts of pages that are made of results.
 
-A part stands between `<!-- results: NAME -->`, `<!-- figure: NAME -->`, `<!-- choosing -->` or `<!-- default -->` and
-`<!-- end -->`. What people wrote around it stays.
+A part stands between `<!-- results: NAME -->`, `<!-- figure: NAME -->`, `<!-- referee: NAME -->`, `<!-- choosing -->` or
+`<!-- default -->` and `<!-- end -->`. What people wrote around it stays.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from reproduction.figures.choosing import COMPARISONS, choosing_table
 from reproduction.figures.default_table import STUDIES, default_table
 from reproduction.figures.figure_catalogue import FIGURES
 from reproduction.figures.kept_results import Results
+from reproduction.figures.referee_rows import questions, referee_part
 from reproduction.figures.tables import study_table
 from reproduction.folders import PAGES
 from reproduction.study import study_names
 
 _PART = re.compile(
-    r"^<!-- (?:(?P<kind>results|figure): (?P<name>\S+)|(?P<table>choosing|default)) -->$", flags=re.MULTILINE
+    r"^<!-- (?:(?P<kind>results|figure|referee): (?P<name>\S+)|(?P<table>choosing|default)) -->$", flags=re.MULTILINE
 )
 _END = "<!-- end -->"
 
@@ -51,7 +52,7 @@ def fill(page: str, results: Results, folder: Path) -> str:
             "pages",
             [start.group() for start in starts],
             f"{len(ends)} times {_END} stands in the page, and not once after each of these",
-            "Write one where each part ends, and spell the parts `results: NAME`, `figure: NAME`, `choosing` or `default`",
+            "Write one where each part ends, and spell the parts `results: NAME`, `figure: NAME`, `referee: NAME`, `choosing` or `default`",
         )
     pieces, position = [], 0
     for start, end in zip(starts, ends, strict=True):
@@ -73,6 +74,10 @@ def _content(kind: str, name: str, results: Results, folder: Path) -> str:
         if name in results.studies:
             return study_table(results.studies[name])
         return f"not run yet: `python -m reproduction run {name}`"
+    if kind == "referee":
+        return referee_part(
+            results, validate.known("referee", name, ("summary", "trials", *questions()), "a page asks for it")
+        )
     figure = FIGURES[validate.known("figure", name, FIGURES, "a page asks for it")]
     if figure.drawn(results) is None:
         return f"not drawn yet: `{figure.command}`"

@@ -17,6 +17,7 @@ STUDIES = (
     "du_sensitivity",
     "du_bounds",
     "monir_consumption",
+    "referee",
 )
 
 

@@ -14,7 +14,19 @@ from typing import TYPE_CHECKING
 from apportion.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from apportion import accounting, audit, data, features, integrations, sklearn, statistics, tables, teachers
+    from apportion import (
+        accounting,
+        audit,
+        data,
+        distributed,
+        features,
+        federated,
+        integrations,
+        sklearn,
+        statistics,
+        tables,
+        teachers,
+    )
     from apportion.accounting.accountant import PrivacyLossAccountant
     from apportion.accounting.ledger import Ledger
     from apportion.advice.epsilon_candidates import advise
@@ -29,6 +41,7 @@ if TYPE_CHECKING:
         InvalidArgument,
         MissingExtra,
         PrivacyViolation,
+        RankLost,
         UnsupportedModel,
         UnusableRecords,
         WrongOrder,
@@ -121,6 +134,7 @@ __all__ = [
     "PrivacyLossAccountant",
     "PrivacyViolation",
     "Public",
+    "RankLost",
     "Recipe",
     "Record",
     "Released",
@@ -147,7 +161,9 @@ __all__ = [
     "cite",
     "clip",
     "data",
+    "distributed",
     "features",
+    "federated",
     "fix",
     "integrations",
     "load",
@@ -187,15 +203,18 @@ __getattr__, __dir__ = lazy_names(
             "InvalidArgument",
             "MissingExtra",
             "PrivacyViolation",
+            "RankLost",
             "UnsupportedModel",
             "UnusableRecords",
             "WrongOrder",
         ),
         "curator.views": ("Flip", "Shift", "augment"),
+        "distributed": (".",),
         "domain": ("Domain",),
         "event": ("Event", "GroupFactors"),
         "execution": ("Execution",),
         "features": (".",),
+        "federated": (".",),
         "integrations": (".",),
         "models.check": ("check",),
         "models.fix": ("fix",),

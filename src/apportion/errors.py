@@ -6,6 +6,7 @@
      ├── UnsupportedModel    a layer or loss without a gradient of its own for each record
      ├── BudgetExhausted     a release that the declared plan does not cover
      ├── PrivacyViolation    an audit has shown that a stated guarantee does not hold
+     ├── RankLost            a process of a run with several failed, or is not in the same state as the others
      ├── UnusableRecords     a noisy count has shown that most records of a run contribute nothing
      ├── WrongOrder          the training loop of a person called things in an order that breaks the guarantee
      ├── MissingExtra        a package that only some parts need is not installed (also an ImportError)
@@ -66,6 +67,10 @@ class PrivacyViolation(ApportionError):
 
 class UnusableRecords(ApportionError):
     """By a noisy count, which is part of the plan, most records contribute nothing to a run. It has stopped, and can be resumed."""
+
+
+class RankLost(ApportionError):
+    """A run of several processes cannot go on together: one of them failed, was killed, or is not in the same state as the others."""
 
 
 class WrongOrder(ApportionError, RuntimeError):

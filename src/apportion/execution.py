@@ -63,6 +63,8 @@ class Execution(Checked):
         memory_limit: bytes, or a text such as "2GB", for the model, its copy and the peak of a step; not for the records and the
             program itself. What fits is found on synthetic records before anything is charged (`memory.py`): the choice depends
             on the model and on the shape of a record, never on a value of one or on how many there are.
+        noise_from: in a run of several processes, each of them adds a share of the noise, or the first one all of it; then sums of the
+            others reach it without any. The noise of a release is the same.
 
     Examples:
         >>> import apportion as ap
@@ -78,6 +80,9 @@ class Execution(Checked):
     engine: Literal["auto"] | Mode = checked("auto", one_of("auto", *get_args(Mode)), "there is no such engine")
     workers: int = checked(0, whole, "it is a number of processes", "Use 0 to have none", least=0)
     memory_limit: int | str | None = checked(None, parse_bytes, *_MEMORY)
+    noise_from: Literal["every rank", "first rank"] = checked(
+        "every rank", one_of("every rank", "first rank"), "it is who adds the noise of a run with several processes"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,6 +15,7 @@ EXTRAS = {
     "tables": ("pyarrow",),
     "log": ("tensorboard", "mlflow"),
     "fabric": ("lightning_fabric",),
+    "flower": ("flwr",),
 }
 """The modules that come with each extra of the package."""
 

@@ -273,7 +273,7 @@ def test_large_images_go_through_a_scattering_transform_unless_something_was_sai
     assert with_features(IMAGES)["features"] == "scatter"
     for other in (
         {"data": "digits"},
-        {"data": "imdb"},
+        {"data": "names"},
         {"data": "mnist", "population": 2_000},
         {"data": "mnist", "model": "cnn"},
         {"data": "mnist", "views": "2 flip"},

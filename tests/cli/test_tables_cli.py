@@ -66,6 +66,21 @@ def test_from_a_csv_file_to_predictions(apportion, files):
     assert out.splitlines()[2][0] in "01"
 
 
+def test_what_is_chosen_for_a_table_is_said_with_its_reason(apportion, files):
+    (files / "public.csv").write_text(patients(300, seed=2))
+    code, out, err = apportion("train", *TABLE, *BUDGET, *RECORD, "--test", "public.csv", "--out", "run")
+    assert code == 0, err
+    said = " ".join(err.split())
+    assert "Chosen, as nothing was said: model additive: one layer on columns whose numbers are spread" in said
+    assert "Chosen, as nothing was said: sample_rate 0.2, steps 200, lr" in said
+    results = json.loads((files / "run/results.json").read_text())["runs"][0]
+    assert results["model"] == "additive"
+    assert results["test_accuracy"] > 0.85  # a single number of two has a curve here
+    assert len(ap.load("run").predict("new.csv")) == 5
+    code, out, _ = apportion("plan", *TABLE, *BUDGET, *RECORD, "--json")
+    assert (code, json.loads(out)["steps"], json.loads(out)["sample_rate"]) == (0, 200, 0.2)
+
+
 def test_a_public_table_measures_accuracy(apportion, files):
     (files / "public.csv").write_text(patients(100, seed=2))
     assert 0 <= train(apportion, "--test", "public.csv")[0]["test_accuracy"] <= 1

@@ -25,6 +25,8 @@ def data_of(kind):
         ("cnn", "image"),
         ("linear", "table"),
         ("mlp", "table"),
+        ("additive", "table"),
+        ("spread-mlp", "table"),
         ("lstm", "characters"),
         ("embedding", "words"),
     ],

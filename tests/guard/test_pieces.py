@@ -33,7 +33,7 @@ from zoo import ZOO
 USUAL = constants()
 """As they are in the sources: this line runs before a test makes them small."""
 DELTA = 1e-5
-NOISE = ("curator.randomness._SPARE", "curator.mechanisms.NOISE_CHUNK_NUMBERS")
+NOISE = tuple(f"curator.randomness.{name}" for name in ("_SPARE", "FIELD_FROM_NUMBERS", "NOISE_CHUNK_NUMBERS"))
 
 
 def test_every_number_that_could_cut_work_is_made_small_or_declared_harmless():

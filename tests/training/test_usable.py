@@ -439,15 +439,11 @@ def test_several_processes_that_do_not_know_of_each_other_are_refused(model, rec
 
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ap.InvalidArgument, match="torchrun has started several processes"):
+    with pytest.raises(ap.InvalidArgument, match=r"torchrun has started several processes.*init_process_group"):
         begin(model)
     monkeypatch.setenv("WORLD_SIZE", "1")
     with pytest.raises(ap.InvalidArgument, match="DataParallel"):
         begin(nn.DataParallel(model))
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(ap.InvalidArgument, match="process group"):
-        begin(model)
 
 
 def test_a_record_outside_takes_no_other_with_it(model, records):

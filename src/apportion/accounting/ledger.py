@@ -266,11 +266,20 @@ class Ledger:
 
     def copy_to(self, path: Path, run: int | None) -> None:
         """Write the plan and the charges of one run into a new ledger of its own; an empty one if the run never began."""
-        target = Ledger.create(path)
+        Ledger.copy_of(self.rows_of(run), path).close()
+
+    def rows_of(self, run: int | None) -> list[tuple[int, str]]:
+        """The plan and the charges of one run, to be copied; none if it never began."""
+        return [] if run is None else [(row.step, row.content) for row in self._chain.rows(run)]
+
+    @classmethod
+    def copy_of(cls, rows: Sequence[tuple[int, str]], path: Path | None = None) -> Ledger:
+        """A ledger of its own for a run, with what `rows_of` returned; in memory for `path=None`."""
+        target = cls.create(path)
         with target._chain.transaction():
-            for row in () if run is None else self._chain.rows(run):
-                target._chain.append(1, row.step, json.loads(row.content))
-        target.close()
+            for step, content in rows:
+                target._chain.append(1, step, json.loads(content))
+        return target
 
     def close(self) -> None:
         self._chain.close()

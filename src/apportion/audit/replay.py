@@ -194,7 +194,7 @@ def replay(
     common, record = (
         map_tensors(lambda tensor, part=part: tensor[part], everyone) for part in (slice(RECORDS), slice(RECORDS, None))
     )
-    budget = _audited_budget(plan, recipe)
+    budget = audited_budget(plan, recipe)
     subject = Subject(
         model=subject_model,
         loss_fn=loss_fn,
@@ -204,7 +204,7 @@ def replay(
         lr=lr,
         scheduler=scheduler,
         validation=Public(common),
-        plan=_audited_plan(
+        plan=audited_plan(
             recipe,
             budget,
             steps,
@@ -219,7 +219,7 @@ def replay(
     with torch.random.fork_rng(devices=[]):
         outlier = outlier_of(subject.model, None if loop else loss_fn, subject.engine, common, record)
         pairs = neighbours(record, outlier, broken=loop is None)
-        report = _Audit(subject, common, record).report(pairs)
+        report = NeighbourAudit(subject, common, record).report(pairs)
     notes = [f"dropout was switched off to make the runs comparable: {', '.join(silenced)}"] if silenced else []
     if loop is not None:
         notes.append(
@@ -233,7 +233,7 @@ def replay(
     return replace(report, notes=tuple(notes))
 
 
-def _audited_budget(plan: Plan | Recipe | str, recipe: Recipe) -> Budget:
+def audited_budget(plan: Plan | Recipe | str, recipe: Recipe) -> Budget:
     """Much ε, for everybody; with groups in the order of the plan's, or of three of our own. Their ε lie close together: no noise would do
     for groups that are drawn by different rates, around one as large as the audit's."""
     unit = plan.budget.unit if isinstance(plan, Plan) else Record()
@@ -246,7 +246,7 @@ def _audited_budget(plan: Plan | Recipe | str, recipe: Recipe) -> Budget:
     return Budget(epsilon=epsilon, delta=1e-5, unit=unit)
 
 
-def _audited_plan(recipe: Recipe, budget: Budget, steps: int, *, counted: bool, norm: ChannelNorm | None) -> Plan:
+def audited_plan(recipe: Recipe, budget: Budget, steps: int, *, counted: bool, norm: ChannelNorm | None) -> Plan:
     """A plan for few records, which counts usable ones as a run of many would, whatever that costs here."""
     sampling = Sampling(population=POPULATION, sample_rate=SAMPLE_RATE, steps=steps)
     plan = plan_steps(recipe, budget, sampling, norm=norm)
@@ -276,7 +276,7 @@ def _engine(wanted: Mode | None, model: nn.Module, loss_fn: LossFunction | None,
         return EngineChoice(wanted)
 
 
-class _Audit:
+class NeighbourAudit:
     """Runs one subject on pairs of neighbours."""
 
     def __init__(self, subject: Subject, common: Batch, record: Batch):

@@ -45,7 +45,8 @@ def advise(
     model: Annotated[
         str | None,
         option(
-            "Of the dry runs: linear, mlp, cnn, lstm, embedding, or your own module:function.", "by the kind of data"
+            "Of the dry runs: linear, additive, mlp, spread-mlp, cnn, lstm, embedding, or your own module:function.",
+            "by the kind of data",
         ),
     ] = None,
     lr: Annotated[float | None, option("Learning rate of the dry runs.", "0.5")] = None,

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 @options.declared_in(options.Columns)
 def check(
-    model: Annotated[str, option("linear, mlp, cnn, lstm, embedding, or your own module:function.")],
+    model: Annotated[
+        str, option("linear, additive, mlp, spread-mlp, cnn, lstm, embedding, or your own module:function.")
+    ],
     data: options.Data = None,
     data_dir: options.DataDir = None,
     repair: Annotated[bool, option("Show what `apportion.fix(model)` would change.", name="--fix")] = False,

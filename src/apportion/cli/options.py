@@ -43,7 +43,10 @@ NoTable = Annotated[
 ]
 """Of commands that do not read tables by a schema."""
 Model = Annotated[
-    str | None, option("linear, mlp, cnn, lstm, embedding, or your own module:function.", "by the kind of data")
+    str | None,
+    option(
+        "linear, additive, mlp, spread-mlp, cnn, lstm, embedding, or your own module:function.", "by the kind of data"
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

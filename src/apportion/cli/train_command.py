@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from apportion.compare.held_out import HoldoutChoice
     from apportion.compare.run_settings import RunSettings
     from apportion.planning import Plan
+    from apportion.ranks import Ranks
 
 
 _HOLDOUT_SHARE = 0.05
@@ -83,6 +86,8 @@ def train(
     Example: apportion plan --data digits --epsilon 3 --out plan.json; apportion train --data digits --plan plan.json
 
     After a crash: apportion train --resume runs/lin-decay-digits
+
+    On several cores, devices or machines: torchrun --nproc-per-node 2 -m apportion train …
     """
     require_extra("report", *EXTRAS["report"])  # before anything is trained for it
     from apportion.compare.comparison import new_folder
@@ -93,7 +98,7 @@ def train(
         for name, value in said.items():
             reason = "a resumed run keeps the settings it was started with"
             raise InvalidArgument(name, value, reason, "Pass --resume alone")
-        _run(load_settings(resume), resume, data_dir, as_json=as_json, resume=True)
+        _start(lambda: load_settings(resume), resume, data_dir, as_json=as_json, resume=True)
         return
     if "data" not in said:
         fix = "Pass --data digits, or see `apportion data list`"
@@ -120,7 +125,28 @@ def train(
         log=None if "log" not in said else absolute_log(said["log"]),
     )
     folder = said.get("out") or new_folder(Path("runs"), f"{experiment.recipe[0].shown}-{_shown(said)}")
-    _run(request, folder, data_dir, as_json=as_json, resume=False)
+    _start(lambda: request, folder, data_dir, as_json=as_json, resume=False)
+
+
+def _start(
+    settings: Callable[[], RunSettings], folder: Path, data_dir: Path | None, *, as_json: bool, resume: bool
+) -> None:
+    """Run, in this process or in those that torchrun has started. The first of them has the settings, keeps the run and tells of it."""
+    from apportion.distributed import torchrun_ranks
+
+    with torchrun_ranks() as ranks:
+        with ranks.joined():
+            found = settings() if ranks.rank == 0 else None
+        request = ranks.agree(found)
+        assert request is not None
+        if ranks.count > 1 and request.holdout is not None:
+            reason = "which records are held out is decided by one process"
+            raise InvalidArgument("holdout", request.holdout.fraction, reason, "Leave it out, or use one process")
+        if ranks.rank == 0:
+            _run(request, folder, data_dir, ranks, as_json=as_json, resume=resume)
+            return
+        with TemporaryDirectory() as nowhere:
+            _train(request, Path(nowhere), data_dir, ranks, resume=resume)
 
 
 def _shown(said: dict[str, Any]) -> str:
@@ -235,21 +261,23 @@ def _describe_score(run: RunResult) -> str:
     return held.describe() + lost
 
 
-def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: bool, resume: bool) -> None:
-    """Train, new or resumed, and show what came of it."""
-    from apportion.compare.comparison import collect_results, run_recipe
+def _train(request: RunSettings, folder: Path, data_dir: Path | None, ranks: Ranks, *, resume: bool) -> RunResult:
+    """Train, new or resumed, and score the records that were held out."""
+    from apportion.compare.comparison import run_recipe
     from apportion.compare.feature_subject import on_features
     from apportion.compare.held_out import ask_score, make_key, split_subject, with_score
     from apportion.planning import Plan
-    from apportion.training.statement import show_epsilon
 
     experiment, plan = request.experiment, None if request.plan is None else Plan.from_json(request.plan)
-    subject = resolve(experiment.data, experiment.model, data_dir, experiment.table)
-    subject = on_features(experiment, subject, data_dir)
+    for first in (True, False):  # others find the features that the first one has kept
+        with ranks.joined():
+            if (ranks.rank == 0) == first:
+                subject = resolve(experiment.data, experiment.model, data_dir, experiment.table)
+                subject = on_features(experiment, subject, data_dir)
     seed, holdout, held = experiment.seeds[0] if experiment.seeds else None, request.holdout, None
     if holdout is not None and plan is not None and not resume:
         holdout.require_room(request.ledger, plan)
-    log = None if request.log is None else open_log(request.log, resume=resume)
+    log = None if request.log is None or ranks.rank else open_log(request.log, resume=resume)
     with working_in(folder, lambda: f"go on with `apportion train --resume {folder}`"):
         if not resume:
             request.save(folder)
@@ -281,6 +309,19 @@ def _run(request: RunSettings, folder: Path, data_dir: Path | None, *, as_json: 
             score = ask_score(held, holdout, folder, plan.budget.unit, request.ledger, seed)
             run = with_score(run, holdout, score, folder, request.ledger)
             print_error_stream(f"{_describe_score(run)}.")
+    return run
+
+
+def _run(
+    request: RunSettings, folder: Path, data_dir: Path | None, ranks: Ranks, *, as_json: bool, resume: bool
+) -> None:
+    """Train, and show what came of it."""
+    from apportion.compare.comparison import collect_results
+    from apportion.planning import Plan
+    from apportion.training.statement import show_epsilon
+
+    experiment, plan = request.experiment, None if request.plan is None else Plan.from_json(request.plan)
+    run = _train(request, folder, data_dir, ranks, resume=resume)
     show_results(collect_results(experiment.title, [run]), folder, as_json=as_json)
     if as_json:
         if run.epsilon is not None:

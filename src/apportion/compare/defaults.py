@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from apportion.compare.feature_defaults import FEATURES_WHY, learning_rate
+from apportion.compare.feature_defaults import FEATURES_WHY, WORDS_RATE_WHY, WORDS_WHY, learning_rate
+from apportion.compare.table_defaults import (
+    SAMPLE_RATE,
+    STEPS,
+    is_tabular,
+    table_model,
+    table_rate,
+    table_recipe,
+    table_why,
+)
 from apportion.data import KNOWN
 
 NO_FEATURES = "none"
@@ -33,10 +42,7 @@ _DIGITS = Preset({"sample_rate": 0.2, "steps": 200, "lr": 2.0}, "measured on dig
 _WITHOUT_PRIVACY: dict[str, dict[str, Any]] = {
     "digits": {"optimizer": "momentum", "lr": 0.2},  # without clipping, the learning rate above diverges
 }
-_TABLE = Preset(
-    {"sample_rate": 0.1, "steps": 100, "lr": 2.0},
-    "a table of any size; with a learning rate of 0.5 a hundred steps gave 69 % instead of 84 % on made-up patients",
-)
+_TABLE_WITHOUT_PRIVACY: dict[str, Any] = {"optimizer": "adam", "lr": 0.01}
 _FEATURES_MOMENTUM = 0.9
 _FEATURES_RECIPE: dict[str, dict[str, Any]] = {
     "clip": {"start": 0.1, "ratio": 1.0},
@@ -50,11 +56,16 @@ _OTHERWISE = Preset({"batch_size": 512, "epochs": 10, "lr": 0.5}, "usual values,
 
 
 def with_features(values: dict[str, Any]) -> dict[str, Any]:
-    """A scattering transform for a large data set of images, where neither a model nor features were said, nor a published recipe."""
+    """A scattering transform for a large data set of images, and which words there are for texts, where neither a model nor features were
+    said, nor a published recipe."""
     known = KNOWN.get(str(values["data"]))
     said = any(values.get(name) is not None for name in ("features", "model", "activation", "views", "table"))
     recipes = [one.get("name") if isinstance(one, dict) else one for one in values["recipe"]]
-    if said or known is None or known.kind != "image" or recipes != ["default"]:
+    if said or known is None or recipes != ["default"]:
+        return values
+    if known.kind == "words":
+        return values | {"features": "words"}
+    if known.kind != "image":
         return values
     population = values.get("population") or known.population or 0
     if min(known.shape[-2:]) < _SMALLEST_SIDE or population < _SMALLEST_POPULATION:
@@ -68,11 +79,15 @@ def explain_choices(said: Mapping[str, Any], filled: Mapping[str, Any]) -> list[
     own = {name: only[name] for name in ("lr", "momentum") if only.get(name) is not None}
     new = {name: value for name, value in {**filled, **own}.items() if value and said.get(name) is None}
     lines = []
-    if "features" in new:
+    if new.get("features") and _kind(new["features"]) == "words":
+        lines.append(f"features words: {WORDS_WHY}; --features none trains a network on the words")
+    elif "features" in new:
         lines.append(
             f"features scatter: for images of {_SMALLEST_SIDE} pixels or more and {_SMALLEST_POPULATION:,} records or more "
             "one layer on fixed features was more accurate than a network at every ε that was measured; --features none trains a network"
         )
+    if "model" in new and _is_plain_table(filled):
+        lines.append(f"model {new['model']}: {table_model(filled)[1]}")
     kept = [
         f"{name} {new[name]:g}"
         for name in ("sample_rate", "batch_size", "steps", "epochs", "lr", "momentum")
@@ -83,21 +98,35 @@ def explain_choices(said: Mapping[str, Any], filled: Mapping[str, Any]) -> list[
     return lines
 
 
-def _preset(values: Mapping[str, Any]) -> Preset:
-    from apportion.tables.table_files import is_table
+def _kind(features: Any) -> str:
+    """Of features as a file or an experiment says them: the name of the map."""
+    named = features.get("kind") if isinstance(features, Mapping) else features
+    return str(named).split(" ", 1)[0]
 
+
+def _is_plain_table(values: Mapping[str, Any]) -> bool:
+    return values.get("features") is None and is_tabular(values)
+
+
+def _preset(values: Mapping[str, Any]) -> Preset:
     if values.get("features") is not None:
-        return Preset({"sample_rate": 0.2, "steps": 200, "lr": learning_rate(values)}, FEATURES_WHY)
+        why = WORDS_RATE_WHY if _kind(values["features"]) == "words" else FEATURES_WHY
+        return Preset({"sample_rate": 0.2, "steps": 200, "lr": learning_rate(values)}, why)
     if str(values["data"]) == "digits":
         return _DIGITS
-    return _TABLE if values.get("table") is not None or is_table(str(values["data"])) else _OTHERWISE
+    if _is_plain_table(values):
+        return Preset({"sample_rate": SAMPLE_RATE, "steps": STEPS, "lr": table_rate(values)}, table_why(values))
+    return _OTHERWISE
 
 
 def with_training_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Fill in sampling rate, length and learning rate where both forms of them are missing."""
+    """Fill in sampling rate, length and learning rate where both forms of them are missing; of a table also the model."""
     if values.get("features") == NO_FEATURES:
         values = values | {"features": None}
-    featured, chosen, filled = values.get("features") is not None, _preset(values).settings, dict(values)
+    featured, tabular = values.get("features") is not None, _is_plain_table(values)
+    chosen, filled = _preset(values).settings, dict(values)
+    if tabular and values.get("model") is None:
+        filled["model"] = table_model(values)[0]
     for pair in (("sample_rate", "batch_size"), ("steps", "epochs"), ("lr",)):
         if all(filled.get(name) is None for name in pair):
             filled |= {name: chosen[name] for name in pair if name in chosen}
@@ -107,20 +136,24 @@ def with_training_defaults(values: dict[str, Any]) -> dict[str, Any]:
         return filled
     filled["recipe"] = [_optimised(choice, values) for choice in filled["recipe"]]
     if featured:
-        filled["recipe"] = [_steadied(choice) for choice in filled["recipe"]]
-    other = _FEATURES_WITHOUT_PRIVACY if featured else _WITHOUT_PRIVACY.get(str(values["data"]))
+        filled["recipe"] = [_steadied(choice, _FEATURES_RECIPE) for choice in filled["recipe"]]
+    elif tabular:
+        filled["recipe"] = [_steadied(choice, table_recipe(values)) for choice in filled["recipe"]]
+    other = _WITHOUT_PRIVACY.get(str(values["data"]), _TABLE_WITHOUT_PRIVACY if tabular else None)
+    if featured:
+        other = _FEATURES_WITHOUT_PRIVACY
     if other and values.get("lr") is None and values.get("optimizer") is None:
         filled["recipe"] = [_filled(choice, other) for choice in filled["recipe"]]
     return filled
 
 
-def _steadied(choice: Any) -> Any:
-    """The recipe `default` as it is best on features; others stay what they were published as."""
+def _steadied(choice: Any, ours: Mapping[str, dict[str, Any]]) -> Any:
+    """The recipe `default` as it is best on features, or on tables; others stay what they were published as."""
     if not isinstance(choice, dict) or choice.get("name") != "default":
         return choice
-    said = {role: choice.get(role, {}) for role in _FEATURES_RECIPE}
-    ours = [role for role, one in said.items() if isinstance(one, dict) and "kind" not in one]
-    return choice | {role: _FEATURES_RECIPE[role] | said[role] for role in ours}
+    said = {role: choice.get(role, {}) for role in ours}
+    open_ones = [role for role, one in said.items() if isinstance(one, dict) and "kind" not in one]
+    return choice | {role: ours[role] | said[role] for role in open_ones}
 
 
 def _optimised(choice: Any, values: Mapping[str, Any]) -> Any:

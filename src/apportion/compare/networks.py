@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from apportion import validate
+from apportion.compare.spread import Spread
 from apportion.data import DataSet
 from apportion.errors import InvalidArgument
 
@@ -29,6 +30,22 @@ def mlp(data: DataSet, activation: Activation, hidden: int = 64) -> nn.Module:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(math.prod(data.shape), hidden), activation(), nn.Linear(hidden, data.classes)
     )
+
+
+def additive(data: DataSet) -> nn.Module:
+    """Softmax regression, from zero, on numbers that are spread over hat functions: a sum of a curve for each column."""
+    spread = Spread(math.prod(data.shape), data.numbers)
+    layer = nn.Linear(spread.width, data.classes)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return nn.Sequential(nn.Flatten(), spread, layer)
+
+
+def spread_mlp(data: DataSet, activation: Activation, hidden: int = 32) -> nn.Module:
+    """One hidden layer on numbers that are spread over hat functions."""
+    spread = Spread(math.prod(data.shape), data.numbers)
+    layers = nn.Linear(spread.width, hidden), activation(), nn.Linear(hidden, data.classes)
+    return nn.Sequential(nn.Flatten(), spread, *layers)
 
 
 def cnn(data: DataSet, activation: Activation) -> nn.Module:
@@ -109,6 +126,8 @@ class Model:
 MODELS: dict[str, Model] = {
     "linear": Model(linear, "numbers", None),
     "mlp": Model(mlp, "numbers"),
+    "additive": Model(additive, "numbers", None),
+    "spread-mlp": Model(spread_mlp, "numbers"),
     "cnn": Model(cnn, "images"),
     "lstm": Model(lstm, "text", None),
     "embedding": Model(embedding, "text"),
@@ -144,4 +163,4 @@ def default_name(data: DataSet) -> str:
     """A sensible model for a kind of data."""
     if data.kind == "image":
         return "mlp" if math.prod(data.shape) <= 64 else "cnn"
-    return {"table": "mlp", "characters": "lstm", "words": "embedding"}[data.kind]
+    return {"table": "additive" if data.numbers else "mlp", "characters": "lstm", "words": "embedding"}[data.kind]

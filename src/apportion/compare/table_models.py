@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from apportion.tables.encoding import Encoding
     from apportion.training.metrics import Metric
 
-DEFAULT_MODEL = "mlp"
-"""One hidden layer: on made-up patients as good as a linear model where that is enough, and it learns more than sums."""
+DEFAULT_MODEL = "additive"
+"""Where no budget is known by which to choose; `table_defaults.py` has the rule."""
 
 
 def build_table_model(name: str, encoding: Encoding, activation: str | None = None) -> nn.Module:
@@ -30,7 +30,16 @@ def build_table_model(name: str, encoding: Encoding, activation: str | None = No
     if is_own(name):
         return _require_outputs(own_model(name, activation), name, encoding)
     nothing = torch.empty(0, encoding.width), torch.empty(0)
-    form = DataSet("the table", nothing, Public(nothing), encoding.outputs, (encoding.width,), None, "table")
+    form = DataSet(
+        "the table",
+        nothing,
+        Public(nothing),
+        encoding.outputs,
+        (encoding.width,),
+        None,
+        "table",
+        numbers=encoding.numbers,
+    )
     return networks.build(name, form, activation)
 
 

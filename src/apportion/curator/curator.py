@@ -46,12 +46,14 @@ from apportion.curator.randomness import KEY_BYTES, DrawStreams, Stream, poisson
 from apportion.curator.reader import Batch, Piece, single_records
 from apportion.curator.records import Records, cut_evenly
 from apportion.curator.sieve import sieve
+from apportion.curator.state_digest import state_digest
 from apportion.curator.tree import map_tensors
 from apportion.devices import model_devices, seeded_generators, with_float64
 from apportion.domain import Domain
 from apportion.errors import InvalidArgument, WrongOrder
 from apportion.event import Event
 from apportion.execution import Execution
+from apportion.ranks import ALONE, Ranks
 from apportion.releases import (
     FLOAT32_HEADROOM,
     KINDS,
@@ -93,6 +95,7 @@ class Draw:
         clips: the factor s_p of the thresholds of these units; `None` if it is 1 for all.
         members: the numbers of all records that were drawn, whether or not they can be read.
         problems: where it is counted what did not contribute.
+        ranks: the processes that make this draw together.
     """
 
     def __init__(
@@ -107,9 +110,10 @@ class Draw:
         clips: Callable[[Numbers], Tensor | None],
         members: Numbers,
         problems: Problems,
+        ranks: Ranks = ALONE,
     ):
         self._request, self._mechanisms = request, mechanisms
-        self._pieces, self._streams, self._problems = pieces, streams, problems
+        self._pieces, self._streams, self._problems, self._ranks = pieces, streams, problems, ranks
         self._owners, self._weigh, self._clips = owners, weigh, clips
         self._trained, self._devices = trained_parameters(engine.model), model_devices(engine.model)
         self._open_user = NOBODY
@@ -202,40 +206,55 @@ class Draw:
             taken.add(storage.data_ptr())
 
     def release(self) -> Released:
-        """(Σ clipped + N(0, s²)) / expected batch size, once. After this the batch is gone."""
+        """(Σ clipped + N(0, s²)) / expected batch size, once, over all ranks: each adds its share. After this the batch is gone."""
         if self._released:
             raise WrongOrder("this draw was released already: one request has one answer")
         self._released = True
         if self._weigh is not None:
             self._add_last_user()
+        self._ranks.arrive()
+        asked = [(release, name) for release in self.request.sums for name in group_names(release, list(self._trained))]
+        answers = self._ranks.add_up(self._part(release, name) for release, name in asked)
         gradient = {}
-        for release in self.request.sums:
-            for name in group_names(release, list(self._trained)):
-                parameter = self._trained[name]
-                exact = self._pop_sum(name, parameter)
-                # whatever the batch was, the answer is rounded once: to the parameter's type
-                if release.frame is not None or exact.dtype != parameter.dtype:
-                    exact = with_float64(exact).to(torch.float64)
-                answer = self._add_noise(release, exact)
-                restored = answer if release.frame is None else release.frame.restored(name, answer)
-                gradient[name] = _strip_history(restored.to(parameter.dtype).to(parameter.device))
-        statistics: list[float] = []
-        for one in self.request.statistics:
-            nothing = torch.zeros(len(one.points) if isinstance(one, NormHistogram) else (), dtype=torch.float64)
-            statistics += self._add_noise(one, self._pop_sum(one, nothing).cpu().double()).view(-1).tolist()
-        return Released(self.request, gradient, tuple(statistics), tuple(map(self._select, self.request.selections)))
+        for (release, name), answer in zip(asked, answers, strict=True):
+            parameter = self._trained[name]
+            restored = answer if release.frame is None else release.frame.restored(name, answer)
+            gradient[name] = _strip_history(restored.to(parameter.dtype).to(parameter.device))
+        counted = self._ranks.add_up(self._count(one) for one in self.request.statistics)
+        statistics = [number for one in counted for number in one.view(-1).tolist()]
+        return Released(self.request, gradient, tuple(statistics), self._ranks.choose(self._selected()))
 
-    def _select(self, release: Selection) -> int | None:
-        """The index that is chosen from the summed losses, which are not kept."""
-        totals, noise = self._totals.pop(0), self._streams.noise
+    def _part(self, release: ClippedSum, name: str) -> Tensor:
+        """What this rank adds to the answer about a parameter: its sum with its share of the noise."""
+        parameter, exact = self._trained[name], self._pop_sum(name, self._trained[name])
+        # whatever the batch was, the answer is rounded once: to the parameter's type
+        if release.frame is not None or exact.dtype != parameter.dtype or self._ranks.wide:
+            exact = with_float64(exact).to(torch.float64)
+        answer = self._add_noise(release, exact)
+        return answer if release.frame is not None or self._ranks.wide else answer.to(parameter.dtype)
+
+    def _count(self, one: Statistic) -> Tensor:
+        """What this rank adds to the answer about a statistic, with its share of the noise."""
+        nothing = torch.zeros(len(one.points) if isinstance(one, NormHistogram) else (), dtype=torch.float64)
+        return self._add_noise(one, self._pop_sum(one, nothing).cpu().double())
+
+    def _selected(self) -> list[int | None]:
+        """What is chosen from the summed losses, which are not kept; of several ranks the first one's choice counts."""
+        totals = list(self._ranks.add_up(self._totals))
+        self._totals = []
+        return [self._select(*pair) for pair in zip(self.request.selections, totals, strict=True)]
+
+    def _select(self, release: Selection, totals: Tensor) -> int | None:
+        noise = self._streams.noise
         if isinstance(release, LowestLoss):
             return self._mechanisms.noisy_argmin(totals, release, noise)
         asked = release.slope * self.request.expected_batch_size * totals.new_tensor(release.line.step_sizes)
         return self._mechanisms.above_threshold(totals - asked, release, noise)
 
     def _add_noise(self, release: Noised, exact_sum: Tensor) -> Tensor:
-        """The sum with its noise, divided by what was declared: never by the number of records that were drawn."""
-        deviation, noise = self.request.standard_deviation(release), self._streams.noise
+        """The sum with its noise, divided by what was declared: never by the number of records that were drawn. Of several ranks each adds
+        a share: variances add up."""
+        deviation, noise = self.request.standard_deviation(release) * self._ranks.share, self._streams.noise
         size = self.request.expected_batch_size if isinstance(release, ClippedSum) else self.request.expected_weight
         return self._mechanisms.add_gaussian_noise(exact_sum, deviation, noise, size)
 
@@ -264,6 +283,7 @@ class Curator:
         individual: bounds and accounts of single records, where they are kept.
         domain: records with other values are not evaluated.
         problems: where it is counted what did not contribute, and why. Secret.
+        ranks: the processes that answer together, each with owners of its own.
     """
 
     def __init__(
@@ -279,6 +299,7 @@ class Curator:
         individual: IndividualBounds | None = None,
         domain: Domain | None = None,
         problems: Problems | None = None,
+        ranks: Ranks = ALONE,
     ):
         self._records, self._engine, self._charges, self._randomness = records, engine, charges, randomness
         self._views = records.views
@@ -289,6 +310,7 @@ class Curator:
         self._domain, self._problems = domain or Domain(), problems or Problems()
         self._numbers = sum(parameter.numel() for parameter in trained_parameters(engine.model).values())
         self._loss: StatelessLoss | None = None
+        self._ranks = ranks
 
     def open(self, request: Request) -> Draw:
         """Charge `request`, then toss its coins. For loops that compute the gradients themselves."""
@@ -300,7 +322,9 @@ class Curator:
         if self._views is not None:
             size = max(1, size // self._views.count)
         self._records.start_workers(self._execution.workers)
-        self._charges.charge(request.event())
+        if self._ranks.count > 1:
+            self._ranks.require_same(state_digest(request, trained_parameters(self._engine.model)))
+        self._ranks.charge(partial(self._charges.charge, request.event()))
         streams = self._randomness.next_draw()
         owners = self._owners
         taking = None if self._individual is None else self._individual.charge(request.event())
@@ -310,7 +334,17 @@ class Curator:
         weigh = None if owners.pooling is None else pooling_weights(owners, members)
         clips = partial(owners.clips, request) if self._individual is None else self._individual.clips
         draw = Draw(
-            request, pieces, self._engine, streams, self._mechanisms, owners, weigh, clips, members, self._problems
+            request,
+            pieces,
+            self._engine,
+            streams,
+            self._mechanisms,
+            owners,
+            weigh,
+            clips,
+            members,
+            self._problems,
+            self._ranks,
         )
         if self._views is not None:
             draw.view_seeds = streams.views.words(len(self._records))
@@ -362,6 +396,14 @@ class Curator:
         if self._individual is not None and self._individual.due:
             self._individual.bound(self._norm_ratios(request, loss_fn))
         draw = self.open(request)
+        try:
+            self._add_batch(draw, loss_fn)
+        except BaseException:
+            self._ranks.give_up()
+            raise
+        return draw.release()
+
+    def _add_batch(self, draw: Draw, loss_fn: LossFunction) -> None:
         with watch_signals():
             for piece in draw.micro_batches():
                 with draw.secret_dropout(), warnings.catch_warnings():
@@ -373,7 +415,6 @@ class Curator:
                     if together.failure:
                         self._problems.count_again(counted)
                         self._add_one_by_one(draw, piece, loss_fn)
-        return draw.release()
 
     def _norm_ratios(self, request: Request, loss_fn: LossFunction) -> Floats:
         """‖g_i‖/C of every record at the weights as they are: of that record and of released values, and of nothing else.

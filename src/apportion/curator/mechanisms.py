@@ -5,17 +5,22 @@ The curator calls them through this module, which is the `Mechanisms` of a real 
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from apportion.curator.randomness import Stream
+from apportion.curator.ziggurat import Floats
 from apportion.releases import FirstGain, LowestLoss
 
-NOISE_CHUNK_NUMBERS = 1 << 18
-"""Numbers that get their noise at a time: they stay in the caches, and memory does not grow with the parameter."""
+_NUMPY_TYPES = (torch.float32, torch.float64)
+PIECE_NUMBERS = 1 << 22
+"""Numbers of a sum that are on the CPU at a time, if they are elsewhere or of a type that NumPy lacks: memory does not grow with the
+parameter."""
 
 
 class Mechanisms(Protocol):
@@ -34,14 +39,41 @@ def add_gaussian_noise(exact_sum: Tensor, standard_deviation: float, noise: Stre
     """(exact_sum + N(0, s²·I)) / divisor, s = `standard_deviation`: computed in float64, then rounded to the type of the sum.
 
     The answer is written over the sum, of which nothing is left. The divisor must be public. The stream is on the CPU, and so is this
-    addition, wherever the sum is: the noise of a seed is the same on every device, and one without float64 needs none.
+    addition, wherever the sum is: the noise of a seed is the same on every device, and one without float64 needs none. A large sum is
+    shared by as many threads as torch has, which changes no bit.
     Guarantee: if one record moves `exact_sum` by at most Δ in L2 norm, this is a Gaussian mechanism with multiplier s/Δ.
     """
     answer = exact_sum.contiguous()
-    for part in answer.view(-1).split(NOISE_CHUNK_NUMBERS):
-        noisy = torch.from_numpy(noise.normals(part.numel()))
-        part.copy_(noisy.mul_(standard_deviation).add_(part.cpu()).div_(divisor))  # in place: the normals are used once
+    flat = answer.view(-1)
+    normals = noise.normals_of_a_release(flat.numel())
+    in_place = flat.device.type == "cpu" and flat.dtype in _NUMPY_TYPES
+    start = 0
+    for part in [flat] if in_place else flat.split(PIECE_NUMBERS):
+        here = part if in_place else part.cpu().to(torch.float64)
+        add = _Addition(here.numpy(), start, standard_deviation, divisor)
+        normals.each_block(start, len(part), add, torch.get_num_threads())
+        if not in_place:
+            part.copy_(here)
+        start += len(part)
     return answer
+
+
+@dataclass(frozen=True)
+class _Addition:
+    """(sum + s·normals) / divisor, written over the sum, for any part of it and in any thread: NumPy starts no threads of its own."""
+
+    exact: NDArray[Any]
+    start: int
+    standard_deviation: float
+    divisor: float
+
+    def __call__(self, first: int, normals: Floats) -> None:
+        part = self.exact[first - self.start :][: len(normals)]
+        with np.errstate(all="ignore"):  # what a sum is like is nobody's business
+            normals *= self.standard_deviation  # in place: the normals are used once
+            normals += part
+            normals /= self.divisor
+            part[...] = normals
 
 
 def noisy_argmin(totals: Tensor, release: LowestLoss, noise: Stream) -> int:

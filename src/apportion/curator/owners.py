@@ -50,6 +50,11 @@ class Owners(Protocol):
         """The group of whoever each coin is tossed for; `None` if all are alike."""
         ...
 
+    @property
+    def coin_units(self) -> Numbers:
+        """The number of the unit that each coin is tossed for."""
+        ...
+
     def records_of(self, drawn: Numbers) -> Numbers:
         """The records that join a batch if these coins fall true, those of one owner side by side."""
         ...
@@ -79,6 +84,10 @@ class RecordOwners:
 
     def __init__(self, records: int, groups: Numbers | None = None):
         self.coins, self.coin_groups = records, groups
+
+    @property
+    def coin_units(self) -> Numbers:
+        return np.arange(self.coins)
 
     def records_of(self, drawn: Numbers) -> Numbers:
         return drawn
@@ -116,6 +125,10 @@ class UserOwners:
         self.coin_groups = groups
         if groups is not None and self._by_record:
             self.coin_groups = groups[self._owner[self._eligible]]
+
+    @property
+    def coin_units(self) -> Numbers:
+        return self._owner[self._eligible] if self._by_record else np.arange(self.coins)
 
     def records_of(self, drawn: Numbers) -> Numbers:
         if self._by_record:

@@ -7,17 +7,18 @@ One `Randomness` has one key. Each draw has its own number and each purpose its 
 own stream with the derived key BLAKE2b_key(purpose, number). A number is handed out once, so no bit is ever used twice, and
 neither micro-batches nor the number of records can shift the noise.
 
-Noise is a float64 Gaussian (`ziggurat.py`). Attacks on the low bits of floating-point noise are out of scope here;
-docs/promise.md says so.
+Noise is a float64 Gaussian (`ziggurat.py`). Few normals are made one after the other from the words of the stream; many, for a large
+parameter, are made by position under a key of their own, the next 32 bytes of the stream (`normal_field.py`). Attacks on the low
+bits of floating-point noise are out of scope here; docs/promise.md says so.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -26,6 +27,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
 from apportion import validate
+from apportion.curator.normal_field import NormalField
 from apportion.curator.ziggurat import Floats, Proposer, Words, resolve_proposals
 from apportion.errors import WrongOrder
 
@@ -33,9 +35,20 @@ KEY_BYTES = 32
 PURPOSES = ("coins", "noise", "model", "views")
 """What a draw tosses for, each from a stream of its own."""
 KEY_STREAM = "AES-256 key stream in counter mode"
+FIELD_FROM_NUMBERS = 1 << 19
+"""A release of more numbers than this has a field of normals, so that threads can share the work."""
+NOISE_CHUNK_NUMBERS = 1 << 18
+"""Normals of a smaller one that are asked for at a time: they stay in the caches."""
 _CHUNK = 1 << 15  # normals made at a time: the buffers stay in the cache, and memory does not grow with the model
 _SPARE = 1 << 10  # normals made beside what was asked for: the small parameters of a model then cost nothing
 _ZEROS = memoryview(bytes(8 * _CHUNK))  # encrypting zeros gives the key stream
+
+
+class NormalSource(Protocol):
+    """Where the normals of one release come from."""
+
+    def each_block(self, start: int, count: int, use: Callable[[int, Floats], None], threads: int = 1) -> None:
+        """Calls `use(first, normals)` for blocks that cover `count` positions from `start` on. `use` may write over `normals`."""
 
 
 class Stream:
@@ -71,6 +84,10 @@ class Stream:
             served, self._spare = self._spare[:count], self._spare[count:]
         return served
 
+    def normals_of_a_release(self, count: int) -> NormalSource:
+        """`count` independent standard normals, in blocks: by position if they are many, and otherwise the next ones of `normals`."""
+        return NormalField(self.words(KEY_BYTES // 8).tobytes()) if count > FIELD_FROM_NUMBERS else _InOrder(self)
+
     def exponentials(self, count: int) -> Floats:
         """`count` independent standard exponentials: −ln(1 − u), u = (word + ½)·2⁻⁶⁴, cut at 36.7, which has probability 2⁻⁵³."""
         uniform = (self.words(count).astype(np.float64) + 0.5) * 2.0**-64
@@ -85,21 +102,28 @@ class Stream:
     def _fresh_normals(self, count: int) -> Floats:
         """One word each; the few words that did not settle their normal are followed by others, after all of these."""
         result, size = np.empty(count), min(_CHUNK, count)
-        buffer, proposer = (
-            np.empty(8 * size + 15, dtype=np.uint8),
-            Proposer(size),
-        )  # cryptography wants room for a block more
+        proposer = Proposer(size)
+        buffer = np.empty(8 * size + 15, dtype=np.uint8)  # cryptography wants room for a block more
         places, layers = [], []
         for start in range(0, count, _CHUNK):
             part = result[start : start + _CHUNK]
-            if len(part) < size:
-                size, proposer = len(part), Proposer(len(part))
-            self._cipher.update_into(_ZEROS[: 8 * size], buffer)
-            undecided, their_layers = proposer.propose(buffer[: 8 * size].view("<u8"), part)
+            self._cipher.update_into(_ZEROS[: 8 * len(part)], buffer)
+            undecided, their_layers = proposer.propose(buffer[: 8 * len(part)].view("<u8"), part)
             places.append(start + undecided)
             layers.append(their_layers)
         resolve_proposals(result, np.concatenate(places), np.concatenate(layers), self.words)
         return result
+
+
+@dataclass(frozen=True)
+class _InOrder:
+    """The next normals of a stream. They are made in this thread, and each is served once: positions must be asked for in order."""
+
+    stream: Stream
+
+    def each_block(self, start: int, count: int, use: Callable[[int, Floats], None], threads: int = 1) -> None:
+        for first in range(start, start + count, NOISE_CHUNK_NUMBERS):
+            use(first, self.stream.normals(min(NOISE_CHUNK_NUMBERS, start + count - first)))
 
 
 @dataclass(frozen=True)
@@ -132,15 +156,19 @@ class Randomness:
         return cls(os.urandom(KEY_BYTES), private=True)
 
     @classmethod
-    def seeded(cls, seed: int) -> Randomness:
-        """A reproducible key for tests and experiments. Whoever knows the seed knows the noise: the run is not private."""
+    def seeded(cls, seed: int, rank: int = 0) -> Randomness:
+        """A reproducible key for tests and experiments, another one for each rank. Whoever knows the seed knows the noise: the run is not
+        private."""
         whole = validate.whole("seed", seed, "it names a reproducible run", "Use seed=0, or leave it out", least=0)
-        return cls(hashlib.blake2b(f"seed {whole}".encode(), digest_size=KEY_BYTES).digest(), private=False)
+        return cls(
+            hashlib.blake2b(f"seed {whole}{f' rank {rank}' if rank else ''}".encode(), digest_size=KEY_BYTES).digest(),
+            private=False,
+        )
 
     @classmethod
-    def choose(cls, seed: int | None) -> Randomness:
-        """`fresh`, or `seeded` if there is a seed."""
-        return cls.fresh() if seed is None else cls.seeded(seed)
+    def choose(cls, seed: int | None, rank: int = 0) -> Randomness:
+        """`fresh`, or `seeded` if there is a seed. Equal keys of two ranks would draw dependent batches and add dependent noise."""
+        return cls.fresh() if seed is None else cls.seeded(seed, rank)
 
     def next_draw(self) -> DrawStreams:
         """Streams that no other draw has had or will have."""

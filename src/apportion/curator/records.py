@@ -25,6 +25,7 @@ from apportion.curator.distinct import require_distinct
 from apportion.curator.foreign_code import contain_errors
 from apportion.curator.randomness import KEY_BYTES, Stream
 from apportion.curator.reader import LABELS, Batch, Piece, Reader, Task, as_pair, join_pieces, read_items
+from apportion.curator.shard import LocalShard
 from apportion.curator.tree import batch_size, map_tensors, tensor_leaves
 from apportion.curator.views import Augmented, Views
 from apportion.curator.workers import Workers
@@ -38,7 +39,7 @@ class Records:
     """Indexable private records. Only the curator holds one.
 
     `found` says what was wrong with them when they were read, and `failures` what those raised that the last `read` could not read, both
-    secret; `views` how views of each are made, if several are.
+    secret; `views` how views of each are made, if several are; `local` whether they are one rank's own (`LocalShard`).
     """
 
     def __init__(self, size: int, batch: Callable[[NDArray[np.int64]], Batch], example: Batch):
@@ -46,6 +47,7 @@ class Records:
         self.found: Mapping[str, int] = {}
         self.failures: list[str] = []
         self.views: Views | None = None
+        self.local = False
 
     def __len__(self) -> int:
         return self._size
@@ -135,6 +137,11 @@ def as_records(data: Any) -> Records:
         data.views.require_usable(augmented.example[0])
         augmented.views = data.views
         return augmented
+    if isinstance(data, LocalShard):
+        pair = data.data if _is_pair(data.data) else None
+        own = copy.copy(as_records(data.data) if pair is None else _from_arrays(pair[0], pair[1], least=0))
+        own.local = True
+        return own
     data = getattr(data, "_dataloader", data)  # what Lightning's Fabric wraps
     if isinstance(data, DataLoader):
         raise InvalidArgument(
@@ -160,7 +167,7 @@ def as_records(data: Any) -> Records:
         )
     if isinstance(data, (str, Path)) or _is_frame(data):
         raise InvalidArgument(_ARGUMENT, type(data).__name__, "it is a file or a table, and not yet records", _TABLE)
-    if isinstance(data, (tuple, list)) and len(data) == 2 and not isinstance(data, Dataset):
+    if _is_pair(data):
         return _from_arrays(data[0], data[1])
     arrays = data if isinstance(data, tuple) else (data,)
     if arrays and all(isinstance(one, (np.ndarray, Tensor)) for one in arrays):
@@ -178,6 +185,10 @@ def as_records(data: Any) -> Records:
         "it is neither a pair (inputs, targets) of tensors or arrays nor a map-style Dataset",
         f"Pass {_ARGUMENT}=(inputs, targets) or a Dataset whose items are pairs",
     )
+
+
+def _is_pair(data: Any) -> bool:
+    return isinstance(data, (tuple, list)) and len(data) == 2 and not isinstance(data, Dataset)
 
 
 def _is_frame(value: Any) -> bool:
@@ -216,12 +227,12 @@ def _as_tensor(value: Any) -> Tensor:
     )
 
 
-def _from_arrays(inputs: Any, targets: Any) -> Records:
+def _from_arrays(inputs: Any, targets: Any, *, least: int = 1) -> Records:
     stacked = map_tensors(_as_tensor, (inputs, targets))
     if not tensor_leaves(stacked[0]):
         raise InvalidArgument(_ARGUMENT, validate.shown(inputs), "it has no inputs", "Pass (inputs, targets)")
     sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensor_leaves(stacked)}
-    if len(sizes) != 1 or 0 in sizes:
+    if len(sizes) != 1 or min(sizes) < least:
         raise InvalidArgument(
             _ARGUMENT,
             sorted(sizes),
@@ -235,7 +246,7 @@ def _from_arrays(inputs: Any, targets: Any) -> Records:
         pair: Batch = map_tensors(lambda tensor: tensor.index_select(0, chosen.to(tensor.device)), stacked)
         return pair
 
-    return Records(size, batch, map_tensors(lambda tensor: torch.zeros_like(tensor[0]), stacked))
+    return Records(size, batch, map_tensors(lambda tensor: tensor.new_zeros(tensor.shape[1:]), stacked))
 
 
 def _from_dataset(data: Any) -> Records:

@@ -16,6 +16,7 @@ a point between them: less than once in 10¹⁵ normals. The largest is √(R² 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from decimal import Decimal, localcontext
@@ -63,30 +64,24 @@ def build_tables() -> Tables:
 
 
 class Proposer:
-    """The usual case, for `size` words at a time, in buffers that are used again."""
+    """The usual case, for up to `size` words at a time, in buffers that are used again."""
 
     def __init__(self, size: int):
         self._layers, self._fraction = np.empty(size, dtype=np.int64), np.empty(size)
-        self._safe, self._outside = np.empty(size), np.zeros(-(-size // 8) * 8, dtype=bool)
+        self._safe, self._outside = np.empty(size), np.empty(size, dtype=bool)
 
     def propose(self, words: Words, result: Floats) -> tuple[Integers, Integers]:
         """Put x = (word/2⁶³)·x_i into `result`; returns the places where x is not a normal yet, and their layers."""
         scale, safe_by_layer, _, _ = build_tables()
-        whole, layers, fraction, safe = words.view("<i8"), self._layers, self._fraction, self._safe
+        whole, size = words.view("<i8"), len(words)
+        layers, fraction, safe = self._layers[:size], self._fraction[:size], self._safe[:size]
         np.bitwise_and(whole, LAYERS - 1, layers)
         np.copyto(fraction, whole)
         scale.take(layers, out=result, mode="clip")  # no layer is out of range: "clip" saves a copy
         np.multiply(result, fraction, result)
         safe_by_layer.take(layers, out=safe, mode="clip")
-        np.greater_equal(np.abs(fraction, fraction), safe, self._outside[: len(words)])
-        places = self._places()
+        (places,) = np.greater_equal(np.abs(fraction, fraction), safe, self._outside[:size]).nonzero()
         return places, layers[places]
-
-    def _places(self) -> Integers:
-        """Where `_outside` is true. It rarely is, so eight at a time are looked at first."""
-        (eights,) = self._outside.view(np.uint64).nonzero()
-        rows, columns = self._outside.reshape(-1, 8)[eights].nonzero()
-        return 8 * eights[rows] + columns
 
 
 def resolve_proposals(result: Floats, places: Integers, layers: Integers, words: Callable[[int], Words]) -> None:
@@ -105,13 +100,48 @@ def resolve_proposals(result: Floats, places: Integers, layers: Integers, words:
         places = places[again]
 
 
+def settle_proposals(
+    result: Floats, places: Integers, layers: Integers, words: Callable[[int, Integers], Words]
+) -> None:
+    """As `resolve_proposals`, but with words that belong to a place: what becomes of one does not depend on the others.
+
+    Args:
+        words: `words(round, places)` has a row of two words for each place. The first decides about the proposal, the second is
+            the next one; in the tail they are one attempt.
+    """
+    scale, safe, bottom, height = build_tables()
+    for attempt in itertools.count(1):
+        if not len(places):
+            return
+        decide, propose = words(attempt, places).T
+        x, in_tail = result[places], layers == 0
+        above = (bottom[layers] + height[layers] * decide > np.exp(-0.5 * x * x)) & ~in_tail
+        whole = propose.view("<i8")
+        layers = whole & (LAYERS - 1)
+        fraction = whole.astype(np.float64)
+        result[places[above]] = (scale[layers] * fraction)[above]
+        again = above & (np.abs(fraction) >= safe[layers])
+        for k in in_tail.nonzero()[0].tolist():
+            tail = _try_tail(int(decide[k]), int(propose[k]))
+            if tail is None:
+                again[k], layers[k] = True, 0
+            else:
+                result[places[k]] = math.copysign(tail, x[k])
+        places, layers = places[again], layers[again]
+
+
 def _sample_tail(words: Callable[[int], Words]) -> float:
-    """A half normal beyond R (Marsaglia 1964): √(R² − 2·ln u) has density ∝ x·f(x) there, and is kept with probability R/x."""
+    """A half normal beyond R."""
     while True:
-        first, second = words(2).tolist()
-        x = math.sqrt(_R * _R - 2 * portable_log((first + 1) * 2.0**-64))  # all 64 bits count, and none gives ln 0
-        if second * x < _R * 2.0**64:
+        if (x := _try_tail(*words(2).tolist())) is not None:
             return x
+
+
+def _try_tail(first: int, second: int) -> float | None:
+    """One attempt at a half normal beyond R (Marsaglia 1964): √(R² − 2·ln u) has density ∝ x·f(x) there, and is kept with
+    probability R/x."""
+    x = math.sqrt(_R * _R - 2 * portable_log((first + 1) * 2.0**-64))  # all 64 bits count, and none gives ln 0
+    return x if second * x < _R * 2.0**64 else None
 
 
 def portable_log(value: float) -> float:

@@ -32,6 +32,7 @@ class DataSet:
     writers     for each training record the number of the person who wrote it, where that is known
     source      where the files were read
     vocabulary  for text: numbers lie in 0 … vocabulary-1
+    numbers     of a table: which inputs are numbers, and not parts of a category
     """
 
     name: str
@@ -44,6 +45,7 @@ class DataSet:
     writers: torch.Tensor | None = field(default=None, repr=False)
     source: str = ""
     vocabulary: int | None = None
+    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ class Entry:
     sources: tuple[Mirror | Archive | Package, ...] = ()
     extras: tuple[Extra, ...] = ()
     vocabulary: int | None = None
+    numbers: tuple[int, ...] = ()
 
     @property
     def built_in(self) -> bool:
@@ -155,4 +158,5 @@ class Entry:
             writers=writers,
             source=str(source),
             vocabulary=self.vocabulary,
+            numbers=self.numbers,
         )

@@ -170,6 +170,7 @@ _ENTRIES = (
         name="adult",
         title="Adult / Census Income, does a person earn more than 50K?",
         **_records("table", classes=2, shape=(113,), population=32_561),
+        numbers=tuple(range(6)),
         licence="CC BY 4.0 (UCI; Becker and Kohavi, 1996)",
         reader="adult:read",
         files=checksums.ADULT,

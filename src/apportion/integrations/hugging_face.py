@@ -33,7 +33,7 @@ from apportion.integrations.token_losses import base_model, predicts_next_token,
 from apportion.models.synthetic import prepare_model, run_model, synthetic_batches, trees_agree
 from apportion.planning import Plan
 from apportion.training.evaluation import require_public
-from apportion.training.preflight import require_one_process
+from apportion.training.preflight import require_known_processes
 from apportion.training.run import Run
 from apportion.training.train import train
 
@@ -98,7 +98,7 @@ def fine_tune(
     """
     _require_options(loss, options)
     _require_no_autocast()
-    require_one_process(model)
+    require_known_processes(model)
     if hasattr(model, "_orig_mod"):
         reason = "it would be compiled anew for batches of every size"
         raise InvalidArgument("model", type(model).__name__, reason, "Pass the model that torch.compile was given")

@@ -137,6 +137,15 @@ class Encoding:
         return sum(column.width for column in self.inputs.values())
 
     @property
+    def numbers(self) -> tuple[int, ...]:
+        """Which inputs are numbers of a range; the others are parts of a category, or say that a value is missing."""
+        found, place = [], 0
+        for column in self.inputs.values():
+            found += [place] if column.range is not None else []
+            place += column.width
+        return tuple(found)
+
+    @property
     def classes(self) -> tuple[str, ...] | None:
         """The categories of the target; `None` if it is a number."""
         return self.schema.columns[self.target].categories

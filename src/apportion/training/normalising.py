@@ -82,6 +82,7 @@ class Normaliser:
             owners=owners,
             domain=setup.domain,
             problems=Problems(),  # steps meet the same records, and count them
+            ranks=setup.ranks,
         )
 
     @property

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from apportion.models.probe import probe_loss, probe_model
 from apportion.models.temper import require_tempered
 from apportion.models.vetting import VettedEngine
 from apportion.planning import require_plan
+from apportion.ranks import Ranks
 from apportion.strategies.roles import AskingUpdate, SteeringUpdate, ValidatedNoise, is_optimizing
 from apportion.strategies.update.update_chain import parts_of
 from apportion.training.checkpoint import Checkpoints, restored
@@ -43,43 +45,65 @@ from apportion.training.optimizers import (
     require_same_parameters,
 )
 from apportion.training.session import Session, Setup
+from apportion.training.several_ranks import divided, facts_of_ranks, require_ranks_fit, require_same_settings
 from apportion.training.storage import CHECKPOINT, DRAWS, KEY, LEDGER, PROBLEMS, Storage
 
 
 def open_session(setup: Setup) -> Session:
-    """Account, curator and state of a run, new or resumed."""
-    _require_valid(setup)
-    execution = resolve_micro_batch(
-        setup.execution,
-        setup.model,
-        setup.choice,
-        setup.records.example[0],
-        setup.plan.expected_batch_size,
-    )
-    owners = setup.owners or owners_of(setup.records, setup.plan.budget)
-    engine = setup.engine or VettedEngine(setup.model, setup.choice, *setup.records.example)
-    checkpoints = _make_checkpoints(setup)
-    earlier = checkpoints.read() if checkpoints is not None and setup.storage.resume else None
-    with _opened_books(setup, earlier) as books:
-        known = {"identifier": earlier["account"]["identifier"], "position": earlier["step"]} if earlier else {}
-        account = Account(setup.plan.budget, setup.rule or setup.plan.rule(), books, **known)
+    """Account, curator and state of a run, new or resumed; of several ranks the first keeps the books and the checkpoints."""
+    ranks = setup.ranks
+    with ranks.joined():
+        _require_valid(setup)
+        require_ranks_fit(setup)
+        execution = resolve_micro_batch(
+            setup.execution,
+            setup.model,
+            setup.choice,
+            setup.records.example[0],
+            setup.plan.expected_batch_size,
+        )
+        owners = setup.owners or owners_of(setup.records, setup.plan.budget)
+        engine = setup.engine or VettedEngine(setup.model, setup.choice, *setup.records.example)
+    require_same_settings(ranks, configuration(setup) | facts_of_ranks(setup))
+    if ranks.rank:
+        setup = replace(setup, storage=Storage())
+    with ranks.joined():
+        checkpoints = _make_checkpoints(setup)
+        earlier = checkpoints.read() if checkpoints is not None and setup.storage.resume else None
+    earlier = ranks.agree(earlier)
+    with ExitStack() as kept:
+        with ranks.joined():
+            books = kept.enter_context(_opened_books(setup, earlier)) if ranks.rank == 0 else None
+        books = _with_copies(ranks, books, earlier)
+        ranks.copy_first((*setup.model.parameters(), *setup.model.buffers()))
+        with ranks.joined():
+            known = {"identifier": earlier["account"]["identifier"], "position": earlier["step"]} if earlier else {}
+            account = Account(setup.plan.budget, setup.rule or setup.plan.rule(), books, **known)
 
-        def build_curator(session: Session) -> Curator | ExactCurator:
-            return _build_curator(setup, session, engine, execution, owners)
+            def build_curator(session: Session) -> Curator | ExactCurator:
+                return _build_curator(setup, session, engine, execution, divided(owners, setup))
 
-        session = Session(setup, engine, account, build_curator, checkpoints)
-        _add_normaliser(setup, session, owners, new=earlier is None)
-        if earlier is not None:
-            restored(Path(setup.storage.folder or "") / CHECKPOINT, lambda: session.restore(earlier))
-            session.warn_if_unusable()
-        else:
-            _require_a_first_step(session)
+            session = Session(setup, engine, account, build_curator, checkpoints)
+            _add_normaliser(setup, session, divided(owners, setup), new=earlier is None)
+            if earlier is not None:
+                restored(Path(setup.storage.folder or "") / CHECKPOINT, lambda: session.restore(earlier))
+                session.warn_if_unusable()
+            else:
+                _require_a_first_step(session)
+        if earlier is None:
             session.write_checkpoint()
     if isinstance(session.curator, ExactCurator):
         session.curator.begin(ended=not session.left)
     session.close()  # of a run that had ended, and died before it could tidy up
     setup.model.train()
     return session
+
+
+def _with_copies(ranks: Ranks, books: Ledger | None, earlier: dict[str, Any] | None) -> Ledger:
+    """The ledger of the run on the first rank, and a copy in memory on the others."""
+    run = books.find(earlier["account"]["identifier"]) if books is not None and earlier is not None else None
+    rows = ranks.agree([] if books is None else books.rows_of(run))
+    return Ledger.copy_of(rows) if books is None else books
 
 
 def _add_normaliser(setup: Setup, session: Session, owners: Owners, *, new: bool) -> None:
@@ -228,6 +252,7 @@ def _build_curator(
             individual=individual,
             domain=setup.domain,
             problems=problems,
+            ranks=setup.ranks,
         )
 
     folder, account = setup.storage.folder, session.account

@@ -23,19 +23,19 @@ _CLASS_LOSSES = (functional.cross_entropy, functional.nll_loss)
 _CLASS_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
 
 
-def require_one_process(model: nn.Module | None = None) -> None:
-    """Refuse to run beside other processes that know nothing of each other: each would claim the whole budget for draws of its own."""
-    fix = "Run it in one process"
+def require_known_processes(model: nn.Module) -> None:
+    """Refuse processes that know nothing of each other, each of which would claim the whole budget for draws of its own; and a model that
+    combines the gradients of several devices by itself."""
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         reason = "it averages the gradients of several devices before they are clipped"
-        raise InvalidArgument("model", type(model).__name__, reason, "Pass model.module, in one process")
+        fix = "Pass model.module: the ranks of an initialised process group are used without it"
+        raise InvalidArgument("model", type(model).__name__, reason, fix)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        size = torch.distributed.get_world_size()
-        reason = "a process group is initialised, and its processes would draw, add noise and charge without knowing of each other"
-        raise InvalidArgument("processes", size, reason, fix)
+        return
     started = os.environ.get("WORLD_SIZE", "1")
     if "TORCHELASTIC_RUN_ID" in os.environ and started != "1":
         reason = "torchrun has started several processes, and each would claim the whole budget for draws of its own"
+        fix = "Call torch.distributed.init_process_group() first, or run it in one process"
         raise InvalidArgument("processes", started, reason, fix)
 
 

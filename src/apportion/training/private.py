@@ -29,6 +29,7 @@ from apportion.curator.randomness import Randomness
 from apportion.curator.records import Batch, as_records
 from apportion.curator.tree import batch_size as size_of
 from apportion.curator.tree import map_tensors, tensor_leaves
+from apportion.distributed.process_group import find_ranks
 from apportion.domain import Domain
 from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
 from apportion.execution import ACCUMULATION, Execution
@@ -38,7 +39,7 @@ from apportion.training.evaluation import require_measurable, require_public
 from apportion.training.fabric import without_fabric
 from apportion.training.history import Entry
 from apportion.training.opening import open_session, require_trainable
-from apportion.training.preflight import expected_domain, require_callable, require_one_process
+from apportion.training.preflight import expected_domain, require_callable, require_known_processes
 from apportion.training.progress import Show
 from apportion.training.record_loss import Reduction, per_record_scale, require_separable
 from apportion.training.run import Run
@@ -332,24 +333,28 @@ def make_private(
     validate.known("loss_reduction", loss_reduction, ("mean", "sum"))
     require_plan(plan)
     model, optimizer = without_fabric(model), without_fabric(optimizer)
-    require_one_process(model)
-    require_callable("log", log)
-    records, execution = as_records(data), execution or Execution()
-    setup = Setup(
-        model=model,
-        optimizer=optimizer,
-        records=records,
-        plan=plan,
-        choice=require_trainable(model, None, records, execution),
-        execution=execution,
-        randomness=Randomness.choose(seed),
-        scheduler=scheduler,
-        validation=None if validation is None else require_public(validation, "validation"),
-        storage=storage or Storage(),
-        domain=expected_domain(domain, model, None, records),
-        own_loop=True,
-    )
-    if validation is not None:
-        # Not at the first step that asks, when something was charged.
-        require_measurable(model, validation, "validation", domain=domain)
-    return Private(open_session(setup), loss_reduction, log)
+    execution = execution or Execution()
+    ranks = find_ranks(execution.noise_from)
+    with ranks.joined():
+        require_known_processes(model)
+        require_callable("log", log)
+        records = as_records(data)
+        setup = Setup(
+            model=model,
+            optimizer=optimizer,
+            records=records,
+            plan=plan,
+            choice=require_trainable(model, None, records, execution),
+            execution=execution,
+            randomness=Randomness.choose(seed, ranks.rank),
+            scheduler=scheduler,
+            validation=None if validation is None else require_public(validation, "validation"),
+            storage=storage or Storage(),
+            domain=expected_domain(domain, model, None, records),
+            own_loop=True,
+            ranks=ranks,
+        )
+        if validation is not None:
+            # Not at the first step that asks, when something was charged.
+            require_measurable(model, validation, "validation", domain=domain)
+    return Private(open_session(setup), loss_reduction, log if ranks.rank == 0 else None)

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from apportion.errors import WrongOrder
 from apportion.execution import Execution
 from apportion.models.check import copy_model
 from apportion.planning import Plan
+from apportion.ranks import ALONE, Ranks
 from apportion.request import Released, Request
 from apportion.strategies.context import epoch_length
 from apportion.strategies.roles import FeedbackNoise
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 REHEARSED = 8
 """Steps in which the strategies are answered with zeros before anything is charged."""
+Score = TypeVar("Score")
 BuildCurator = Callable[..., Curator]
 """Called like `Curator` itself."""
 
@@ -68,6 +70,7 @@ class Setup:
         rule: under which it spends, instead of the plan's own: that of a search of which it is a trial.
         engine: instead of the chosen one, for audits.
         build_curator: makes the curator, for audits that look over its shoulder.
+        ranks: the processes that make this run together.
     """
 
     model: nn.Module
@@ -86,6 +89,7 @@ class Setup:
     rule: Rule | None = None
     engine: Engine | None = None
     build_curator: BuildCurator = Curator
+    ranks: Ranks = ALONE
 
 
 class Session:
@@ -99,6 +103,9 @@ class Session:
         checkpoints: writes its state; `None` for a run that lives in memory.
     """
 
+    federated = False
+    """Whether its units are clients that train by themselves, for the statement."""
+
     def __init__(
         self,
         setup: Setup,
@@ -111,7 +118,7 @@ class Session:
         self.engine, self.account, self.checkpoints = engine, account, checkpoints
         self.plan, self.optimizer, self.randomness = setup.plan, setup.optimizer, setup.randomness
         self.storage, self.own_loop, self._scheduler = setup.storage, setup.own_loop, setup.scheduler
-        self._validation = setup.validation
+        self._validation, self.ranks = setup.validation, setup.ranks
         self.initial_learning_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.entries: list[Entry] = []
         self.usable, self._judged = UsableTally(), self.plan.usable is None
@@ -212,7 +219,8 @@ class Session:
         self.entries.append(entry)
         if self._strategies.wants_validation(self.step):
             assert self._validation is not None  # `opening.py` has seen to it
-            self._strategies.validate(accuracy(self.evaluated, self._validation))
+            public = self._validation
+            self._strategies.validate(self._measured(lambda: accuracy(self.evaluated, public)))
         return entry
 
     def _count_usable(self, released: Released) -> None:
@@ -344,11 +352,15 @@ class Session:
             self.entries[-1],
             epsilon=self.account.epsilon(),
             metric=None if evaluation is None else evaluation.metric.name,
-            score=None if evaluation is None else evaluation.measure(self.evaluated),
+            score=None if evaluation is None else self._measured(lambda: evaluation.measure(self.evaluated)),
             group_epsilon={name: self.account.epsilon(group=name) for name in names} or None,
         )
         self.entries[-1] = entry
         return entry
+
+    def _measured(self, measure: Callable[[], Score]) -> Score:
+        """What the first rank measures. The others wait for it: what follows from a score must be the same for all."""
+        return self.ranks.agree(measure()) if self.ranks.rank == 0 else self.ranks.agree(cast(Score, None))
 
     @property
     def report_is_due(self) -> bool:

@@ -43,6 +43,20 @@ OWN_LOOP = (
     "the batches were passed on as they came, without centring, mixing or otherwise combining records",
     "nothing that the loop saw of single records or batches was published, or used to decide what to do next",
 )
+RANKS = (
+    "the processes of the run trust each other: what they send to one another is part of the curator, and is protected on its way",
+)
+
+CLIENTS = (
+    "a client is one user: no person stands behind two clients, and no client trains for several people",
+    "the server is trusted: updates of single clients reach it as they are, and nothing of one is stored or published",
+    "who was asked in a round stays secret, and so do metrics and numbers of records that clients report",
+    "a client answers in its own name: whoever could answer for others could add a vector for each",
+)
+CLIENT_RULE = (
+    "the update of a client (the change of the weights by its local training) is clipped as one vector, and counted once; a client that "
+    "does not answer, or whose answer is no update, contributes nothing"
+)
 
 
 def statement(session: Session) -> dict[str, Any]:
@@ -65,7 +79,7 @@ def statement(session: Session) -> dict[str, Any]:
         "delta": budget.delta,
         "unit": budget.unit.name,
         "neighbours": budget.unit.neighbours,
-        "users": _users(budget.unit) if isinstance(budget.unit, User) else None,
+        "users": _users(budget.unit, session.federated) if isinstance(budget.unit, User) else None,
         "groups": _groups(session),
         "accountant": plan.accountant if search is None else search.accountant,
         "rule": rule.name,
@@ -86,7 +100,12 @@ def statement(session: Session) -> dict[str, Any]:
         if session.account.ledger.path
         else "in memory only: a crash would forget it",
         "data_set": shared,
-        "assumptions": list(OWN_LOOP) if session.own_loop else [],
+        "federated": session.federated,
+        "assumptions": [
+            *(CLIENTS if session.federated else OWN_LOOP if session.own_loop else ()),
+            *(() if session.ranks.count == 1 else RANKS),
+        ],
+        "processes": session.ranks.count,
         "randomness": f"{KEY_STREAM}, 256-bit key from "
         + ("the operating system" if session.randomness.private else "a fixed seed")
         + (", kept in secret/ until the run ends (recovery exact)" if session.repeatable else ""),
@@ -102,8 +121,10 @@ def _sampling(unit: Unit) -> str:
     return f"Poisson: in every step each {whose} joins with probability sample_rate, independently of all others"
 
 
-def _users(unit: User) -> dict[str, Any]:
+def _users(unit: User, federated: bool) -> dict[str, Any]:
     """How the records of a user were used. The rule for users with many is stated whether or not there was one."""
+    if federated:
+        return {"k_max": None, "coins": unit.coins, "rule": CLIENT_RULE}
     return {
         **unit.describe(),
         "rule": f"the {unit.pooling} of the gradients of a user's records in a batch, each cut at {POOLED_THRESHOLDS:g} thresholds, is "
@@ -251,7 +272,7 @@ def as_markdown(facts: dict[str, Any]) -> str:
     if facts["assumptions"]:
         lines += [
             "",
-            "## Assumed of the hand-written training loop",
+            f"## Assumed of the {'clients' if facts.get('federated') else 'hand-written training loop'}",
             "",
             *(f"- {item}" for item in facts["assumptions"]),
         ]

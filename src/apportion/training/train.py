@@ -13,6 +13,7 @@ from apportion.budget import Public
 from apportion.curator.curator import LossFunction
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
+from apportion.distributed.process_group import find_ranks
 from apportion.domain import Domain
 from apportion.errors import InvalidArgument, TakenOver
 from apportion.execution import Execution
@@ -27,7 +28,7 @@ from apportion.training.metrics import Metric, Score, as_metric
 from apportion.training.named_losses import as_loss
 from apportion.training.opening import open_session, require_trainable
 from apportion.training.optimizers import OptimizerFactory, build_optimizer
-from apportion.training.preflight import expected_domain, require_callable, require_one_process
+from apportion.training.preflight import expected_domain, require_callable, require_known_processes
 from apportion.training.progress import Show, progress_bar
 from apportion.training.run import Run
 from apportion.training.session import Session, Setup
@@ -103,55 +104,58 @@ def train(
     require_plan(plan)
     execution, storage = execution or Execution(), storage or Storage()
     _require(execution, Execution, "execution", "apportion.Execution(micro_batch=64)")
-    _require(storage, Storage, "storage", 'apportion.Storage("runs/one")')
-    if scheduler is not None and not callable(scheduler):
-        raise InvalidArgument(
-            "scheduler",
-            type(scheduler).__name__,
-            "train makes the optimizer itself, and so needs a function that makes the scheduler for it",
-            "Pass for example lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 100)",
+    ranks = find_ranks(execution.noise_from)
+    with ranks.joined():
+        _require(storage, Storage, "storage", 'apportion.Storage("runs/one")')
+        if scheduler is not None and not callable(scheduler):
+            raise InvalidArgument(
+                "scheduler",
+                type(scheduler).__name__,
+                "train makes the optimizer itself, and so needs a function that makes the scheduler for it",
+                "Pass for example lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 100)",
+            )
+        require_known_processes(model)
+        for argument, one in (("evaluate", evaluate), ("validation", validation)):
+            if one is not None:
+                require_public(one, argument)
+        loss_fn = as_loss(loss_fn)
+        evaluation = choose_evaluation(evaluate, as_metric(metric, loss_fn), evaluate_every, plan.sampling)
+        require_stoppable(stop, evaluation)
+        require_callable("log", log)
+        records = as_records(data)
+        was_training = model.training
+        choice = require_trainable(model, loss_fn, records, execution)
+        expected = expected_domain(domain, model, loss_fn, records)
+        if evaluation is not None:
+            require_measurable(model, evaluation.data, metric=evaluation.metric, domain=domain)
+        if validation is not None:
+            require_measurable(model, validation, "validation", domain=domain)
+        built = build_optimizer(model, optimizer, lr)
+        setup = Setup(
+            model=model,
+            optimizer=built,
+            records=records,
+            plan=plan,
+            choice=choice,
+            execution=execution,
+            randomness=Randomness.choose(seed, ranks.rank),
+            scheduler=None if scheduler is None else scheduler(built),
+            validation=validation,
+            storage=storage,
+            domain=expected,
+            ranks=ranks,
         )
-    require_one_process(model)
-    for argument, one in (("evaluate", evaluate), ("validation", validation)):
-        if one is not None:
-            require_public(one, argument)
-    loss_fn = as_loss(loss_fn)
-    evaluation = choose_evaluation(evaluate, as_metric(metric, loss_fn), evaluate_every, plan.sampling)
-    require_stoppable(stop, evaluation)
-    require_callable("log", log)
-    records = as_records(data)
-    was_training = model.training
-    choice = require_trainable(model, loss_fn, records, execution)
-    expected = expected_domain(domain, model, loss_fn, records)
-    if evaluation is not None:
-        require_measurable(model, evaluation.data, metric=evaluation.metric, domain=domain)
-    if validation is not None:
-        require_measurable(model, validation, "validation", domain=domain)
-    built = build_optimizer(model, optimizer, lr)
-    setup = Setup(
-        model=model,
-        optimizer=built,
-        records=records,
-        plan=plan,
-        choice=choice,
-        execution=execution,
-        randomness=Randomness.choose(seed),
-        scheduler=None if scheduler is None else scheduler(built),
-        validation=validation,
-        storage=storage,
-        domain=expected,
-    )
     session = open_session(setup)
     session.metric = None if evaluation is None else evaluation.metric
     if isinstance(loss_fn, nn.Module):
         loss_fn = copy_model(loss_fn)  # a loss that remembers what it saw must not hand it out
     try:
-        return _run(session, loss_fn, evaluation, stop, progress, log or (lambda entry: None))
+        return run_session(session, loss_fn, evaluation, stop, progress, log or (lambda entry: None))
     finally:
         model.train(was_training)
 
 
-def _run(
+def run_session(
     session: Session,
     loss_fn: LossFunction,
     evaluation: Evaluation | None,
@@ -162,6 +166,8 @@ def _run(
     """Take all steps. What was charged, and what came of it, is not lost when they are interrupted."""
     run, folder = Run(session), session.storage.folder
     plan, ours = session.plan, True
+    if session.ranks.rank:
+        progress, log = False, lambda entry: None  # the first rank tells
     shown = None if callable(progress) else progress
     try:
         with progress_bar(plan.recipe.name, plan.steps, plan.budget.epsilon, enabled=shown) as bar:

@@ -1,0 +1,72 @@
+"""`reproduction/results/referee_trials.json`: every trial of every method, run once and kept."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from apportion.errors import ApportionError
+from apportion.training.checkpoint import replace_file
+from reproduction.folders import RESULTS
+from reproduction.referee.design import Trial
+from reproduction.study.run_cell import run_cell
+
+TRIALS = RESULTS / "referee_trials.json"
+VERSION = 1
+Show = Callable[[Trial, dict[str, Any]], None]
+
+
+@dataclass
+class KeptTrials:
+    """The trials so far, by the fingerprint of their settings. The file is replaced as a whole after every trial."""
+
+    path: Path
+    found: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path = TRIALS) -> KeptTrials:
+        """What the file holds; nothing if there is none."""
+        entries = json.loads(path.read_text(encoding="utf-8"))["trials"] if path.exists() else []
+        return cls(path, {entry["key"]: entry for entry in entries})
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Keep a trial, durably: one line each."""
+        self.found[entry["key"]] = entry
+        lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in self.found.values())
+        replace_file(self.path, f'{{"version": {VERSION}, "trials": [\n{lines}\n]}}\n'.encode())
+
+
+def run_trials(
+    kept: KeptTrials,
+    trials: Sequence[Trial],
+    data_dir: Path | None = None,
+    show: Show = lambda trial, entry: None,
+) -> None:
+    """Run those that are missing, one after the other. One that is refused, or whose weights are not numbers any more, has no accuracy."""
+    for trial in trials:
+        key = trial.key
+        if key in kept.found:
+            continue
+        entry: dict[str, Any] = {
+            "method": trial.method,
+            "trial": trial.number,
+            "data": trial.data,
+            "model": trial.cell.experiment.model,
+            "choice": trial.cell.choice.model_dump(mode="json", exclude_defaults=True, exclude={"label"}),
+            "seed": trial.cell.seed,
+            "key": key,
+        }
+        started = time.perf_counter()
+        try:
+            run = run_cell(trial.cell, data_dir=data_dir)
+            entry |= {"accuracy": run.test_accuracy, "epsilon": run.epsilon, "steps": run.steps}
+            entry["commit"] = run.details["commit"]
+        except ApportionError as error:
+            entry |= {"accuracy": None, "refused": " ".join(str(error).split())}
+        entry["seconds"] = round(time.perf_counter() - started, 3)
+        kept.add(entry)
+        show(trial, entry)

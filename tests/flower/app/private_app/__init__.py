@@ -1,0 +1,1 @@
+"""A Flower app for tests/flower/test_flower.py."""
