@@ -241,6 +241,16 @@ def test_what_cannot_work_is_refused_by_name_and_nobody_is_asked(change, reason,
     assert not (tmp_path / "run").exists()
 
 
+def test_processes_that_do_not_know_of_each_other_are_refused(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ap.InvalidArgument, match="torchrun has started several processes"):
+        trained()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(ap.InvalidArgument, match="DataParallel"):
+        trained(model=nn.DataParallel(server()))
+
+
 def test_the_same_data_under_two_numbers_is_refused():
     vector = random_update(server())
     with pytest.raises(ap.InvalidArgument, match="more than once"):

@@ -16,6 +16,7 @@ from apportion.budget import Budget, Public, Record, User
 from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.owners import Numbers, owners_of
 from apportion.curator.randomness import Randomness
+from apportion.distributed.process_group import find_ranks
 from apportion.errors import InvalidArgument
 from apportion.federated.clients import Clients
 from apportion.federated.federated_curator import EXECUTION, ClientOwners, FederatedCurator, Roster, ServerModel
@@ -30,7 +31,7 @@ from apportion.training.evaluation import choose_evaluation, require_measurable,
 from apportion.training.metrics import Metric, Score, as_metric
 from apportion.training.opening import open_session
 from apportion.training.optimizers import OptimizerFactory, build_optimizer
-from apportion.training.preflight import require_callable, require_one_process
+from apportion.training.preflight import require_callable, require_known_processes
 from apportion.training.progress import Show
 from apportion.training.run import Run
 from apportion.training.session import BuildCurator, Setup
@@ -138,11 +139,12 @@ def train_clients(
     stop: EarlyStopping | None = None,
 ) -> Run:
     """`train` for clients of any kind, wherever they are. Arguments as there."""
-    require_one_process(model)
+    require_one_server()
     if not isinstance(model, nn.Module):
         raise InvalidArgument(
             "model", validate.shown(model), f"it is a {type(model).__name__}", "Pass a torch.nn.Module"
         )
+    require_known_processes(model)
     require_federable(require_plan(plan))
     require_one_user(users_per_client)
     check(model).require()
@@ -242,6 +244,15 @@ def require_federable(plan: Plan) -> None:
         fix = "Plan without norm=, and normalise by group"
     if reason:
         raise InvalidArgument("plan", recipe.name, reason, fix)
+
+
+def require_one_server() -> None:
+    """Refuse the ranks of a process group: each would draw clients, ask them and charge for itself."""
+    servers = find_ranks().count
+    if servers > 1:
+        reason = "a process group is initialised, and each of its processes would draw clients and ask them for itself"
+        fix = "Run the server in one process; clients in other processes are reached over Flower"
+        raise InvalidArgument("processes", servers, reason, fix)
 
 
 def require_one_user(users: object) -> None:
