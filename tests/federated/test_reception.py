@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from federation import parameters, random_update, server, updates
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from apportion.curator.randomness import Randomness
@@ -226,6 +226,7 @@ def test_no_client_moves_a_sum_by_more_than_its_threshold(arrivals):
 
 @settings(max_examples=100)
 @given(maybe_updates)
+@example(dict.fromkeys(NAMES, torch.ones(())))
 def test_reading_gives_rows_of_the_parameters_or_raises(update):
     try:
         rows = read_update(update, parameters(MODEL))

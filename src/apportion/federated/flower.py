@@ -12,8 +12,10 @@ Needs `pip install "apportion[flower]"`.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -40,8 +42,11 @@ from flwr.serverapp.strategy import Result, Strategy  # noqa: E402
 
 ARRAYS, CONFIG, ROUND = "arrays", "config", "server-round"
 """As Flower's own strategies call what they send."""
-POLL_SECONDS = 0.3
+POLL_SECONDS = 1.0
 """Between two looks for replies."""
+PULLS, PATIENCE_SECONDS = 16, 10.0
+"""Replies that are fetched at the same time, and for how long those that are on their way keep the next look waiting."""
+_SECRET_BYTES = 16
 
 
 class FlowerClients:
@@ -50,10 +55,14 @@ class FlowerClients:
     A SuperNode gets a number when it is first seen, and tosses a coin in every round from then on. One that is drawn while it is not
     connected contributes nothing, like one that does not answer in time.
 
+    Whose reply it is follows from the message that it is fetched for, never from what it says about itself: Flower checks neither. So
+    every message has a secret in it, without which nobody can answer in the place of another. Replies are fetched each for itself: the
+    SuperLink hands out a reply once, and of several together one that cannot be read would take the others with it.
+
     Args:
         grid: of the ServerApp.
         timeout: seconds after which a round ends without those who have not answered.
-        config: what is sent to clients beside the arrays.
+        config: what is sent to clients beside the arrays and the number of the round, which counts from the start of the server.
     """
 
     def __init__(self, grid: Grid, timeout: float, config: ConfigRecord | None = None):
@@ -69,15 +78,8 @@ class FlowerClients:
         deadline = time.monotonic() + self._timeout
         self._rounds += 1
         waiting = self._send(asked)
-        while waiting and time.monotonic() < deadline:
-            for message in self._arrived(list(waiting)):
-                name = message.metadata.reply_to_message_id
-                client = waiting.get(name)
-                if client is not None and (message.has_error() or message.metadata.src_node_id == self._nodes[client]):
-                    del waiting[name]
-                    yield Reply(asked.name, client, _read(message, asked.model))
-            if waiting:
-                time.sleep(POLL_SECONDS)
+        for name, update in self._updates(set(waiting), deadline, asked.model):
+            yield Reply(asked.name, waiting[name], update)
 
     def _send(self, asked: Asked) -> dict[str, int]:
         """The client that each message went to, by the message's name. One by one: many large ones together are not taken."""
@@ -87,43 +89,76 @@ class FlowerClients:
         for client in asked.clients:
             node = self._nodes[client]
             if node in present:
-                content = RecordDict({ARRAYS: arrays, CONFIG: config})
-                message = Message(content, node, MessageType.TRAIN, ttl=self._timeout, group_id=asked.name)
+                content, secret = RecordDict({ARRAYS: arrays, CONFIG: config}), os.urandom(_SECRET_BYTES).hex()
+                message = Message(content, node, MessageType.TRAIN, ttl=self._timeout, group_id=secret)
                 for name in self._grid.push_messages([message]):
                     if name:
                         sent[str(name)] = client
         return sent
 
-    def _arrived(self, names: list[str]) -> list[Message]:
-        """The replies that are there. One that cannot be read takes no other with it."""
-        with contain_errors() as together:
-            return list(self._grid.pull_messages(names))
-        if not together.failure:
-            return []
-        messages: list[Message] = []
-        for name in names:
-            with contain_errors():
-                messages += self._grid.pull_messages([name])
-        return messages
+    def _updates(self, waiting: set[str], deadline: float, model: nn.Module) -> Iterator[tuple[str, Any]]:
+        """What comes in reply to these messages until the deadline, and once more then. One that never ends holds up no other."""
+        helpers = ThreadPoolExecutor(PULLS)
+        pulls: dict[str, Future[Any]] = {}
+        try:
+            while waiting:
+                last = time.monotonic() >= deadline
+                pulls |= {name: helpers.submit(self._pull, name, model) for name in waiting - set(pulls)}
+                wait(pulls.values(), PATIENCE_SECONDS)
+                for name in [name for name, pull in pulls.items() if pull.done()]:
+                    update = pulls.pop(name).result()
+                    if update is not NOT_YET:
+                        waiting.remove(name)
+                        yield name, update
+                if last:
+                    return
+                if waiting:
+                    time.sleep(POLL_SECONDS)
+        finally:
+            helpers.shutdown(wait=False, cancel_futures=True)
+
+    def _pull(self, name: str, model: nn.Module) -> object:
+        """The update in reply to this message. One that cannot be read is lost: it is not handed out again."""
+        with contain_errors() as attempt:
+            messages = list(self._grid.pull_messages([name]))
+            return _read(messages[0], model) if messages else NOT_YET
+        return Failed(attempt.text or str(attempt.failure))
 
 
-def _read(message: Message, model: nn.Module) -> dict[str, torch.Tensor] | Failed | None:
-    """Δ = what a client sent − what it was sent, for each trained parameter."""
-    with contain_errors() as attempt:
-        if message.has_error():
-            return Failed(f"error {message.error.code}")
-        records = list(message.content.array_records.values())
-        if len(records) != 1:
-            return Failed(f"{len(records)} records of arrays")
-        after = records[0]
-        update = {}
-        for name, value in trained_parameters(model).items():
-            array = after[name].numpy()
-            if array.shape != tuple(value.shape) or array.dtype.kind != "f":
-                return Failed("arrays of other shapes or types")
-            update[name] = torch.tensor(array, dtype=torch.float64) - value.detach().cpu().double()
-        return update
-    return Failed(attempt.text or str(attempt.failure))
+NOT_YET = object()
+"""In place of an update: no reply is there."""
+
+
+def _read(message: Message, model: nn.Module) -> dict[str, torch.Tensor] | Failed:
+    """Δ = what a client sent − what it was sent, for each trained parameter. NumPy reads the arrays, and refuses pickles."""
+    if message.has_error():
+        return Failed(f"error {message.error.code}")
+    records = list(message.content.array_records.values())
+    if len(records) != 1:
+        return Failed(f"{len(records)} records of arrays")
+    update = {}
+    for name, value in trained_parameters(model).items():
+        array = records[0][name].numpy()
+        if array.shape != tuple(value.shape) or array.dtype.kind != "f":
+            return Failed("arrays of other shapes or types")
+        update[name] = torch.tensor(array, dtype=torch.float64) - value.detach().cpu().double()
+    return update
+
+
+def _require_sendable(model: nn.Module) -> None:
+    """Refuse weights that cannot be sent."""
+    for name, value in model.state_dict().items():
+        if value.dtype is torch.bfloat16:
+            reason = f"{name} is bfloat16, which NumPy does not have, and Flower sends arrays of NumPy"
+            raise InvalidArgument("model", type(model).__name__, reason, "Pass model.float()")
+
+
+def _require_somebody(clients: FlowerClients) -> None:
+    """Refuse to begin before any SuperNode is there: every round would be paid for, and noise alone."""
+    if not clients.enrolled():
+        reason = "no SuperNode is connected yet, and every round would be noise alone"
+        fix = "Start the SuperNodes first, or let the ServerApp wait until grid.get_node_ids() has some"
+        raise InvalidArgument("grid", "nobody", reason, fix)
 
 
 class PrivateFedAvg(Strategy):  # type: ignore[misc]
@@ -196,6 +231,9 @@ class PrivateFedAvg(Strategy):  # type: ignore[misc]
             raise InvalidArgument("evaluate_config", "a record", reason, "Use evaluate_fn, on public data")
         if initial_arrays is not None:
             self.model.load_state_dict(initial_arrays.to_torch_state_dict())
+        clients = FlowerClients(grid, timeout, train_config)
+        _require_sendable(self.model)
+        _require_somebody(clients)
         result = Result()
 
         def after_round(entry: Entry) -> None:
@@ -206,7 +244,6 @@ class PrivateFedAvg(Strategy):  # type: ignore[misc]
             if self._log is not None:
                 self._log(entry)
 
-        clients = FlowerClients(grid, timeout, train_config)
         self.run = train_clients(self.model, clients, self.plan, log=after_round, **self._options)
         result.arrays = ArrayRecord(self.model.state_dict())
         return result
