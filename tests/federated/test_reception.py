@@ -233,10 +233,10 @@ def test_reading_gives_rows_of_the_parameters_or_raises(update):
     except Exception:
         return
     assert list(rows) == NAMES
-    assert all(
-        row.shape == (1, *value.shape) and row.dtype is torch.float64
-        for row, value in zip(rows.values(), MODEL.parameters(), strict=True)
-    )
+    for name, value in MODEL.named_parameters():
+        assert rows[name].shape == (1, *value.shape)
+        assert rows[name].dtype is torch.float64
+        assert tuple(update[name].shape) == tuple(value.shape)  # and was not spread
 
 
 def test_what_was_sent_is_not_changed_and_not_kept():
