@@ -216,6 +216,8 @@ def test_every_recipe_runs_unchanged(recipe):
         ({"users_per_client": True}, "2·C"),
         ({"clients": []}, "nobody"),
         ({"clients": {}}, "by number"),
+        ({"clients": (torch.zeros(4, 4), torch.zeros(4))}, "one set of records"),
+        ({"clients": torch.zeros(4, 4)}, "one set of records"),
         ({"clients": iter(())}, "by number"),
         ({"local": None}, "trains a client's copy"),
         ({"lr": -1.0}, "lr"),

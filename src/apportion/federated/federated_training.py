@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from apportion.errors import InvalidArgument
 from apportion.federated.clients import Clients
 from apportion.federated.federated_curator import EXECUTION, ClientOwners, FederatedCurator, Roster, ServerModel
 from apportion.federated.local_training import LocalSGD
-from apportion.federated.simulated_clients import Local, SimulatedClients
+from apportion.federated.simulated_clients import ClientData, Local, SimulatedClients
 from apportion.models.check import check
 from apportion.planning import Plan, require_plan
 from apportion.strategies.people import IndividualEstimate, IndividualFilter
@@ -43,7 +43,7 @@ _UNIT = "Plan with unit=apportion.User(), without ids, k_max and coins: populati
 
 def train(
     model: nn.Module,
-    clients: Sequence[Any],
+    clients: ClientData,
     local: Local,
     plan: Plan,
     *,
@@ -69,7 +69,8 @@ def train(
 
     Args:
         model: the server's. Layers that keep running statistics are refused: what clients keep in them is not released.
-        clients: the data of each client, one entry for each: whatever `local` takes. One with no data contributes nothing, silently.
+        clients: the data of each client, by its number: a list with one entry for each, or whatever has a length and makes them when they
+            are asked for. An entry is whatever `local` takes. One with no data contributes nothing, silently.
         local: `LocalSGD(lr=...)`, or local(model, data), which trains `model` in place. What it raises makes its client contribute
             nothing; what it returns is not used.
         plan: `apportion.plan(recipe, budget=..., population=M, sample_rate=p, steps=rounds)` with `unit=apportion.User()`: population and
