@@ -30,8 +30,9 @@ from torch import nn
 
 import apportion as ap
 from apportion.accounting.ledger import Ledger
-from apportion.federated import flower
-from apportion.federated.flower import FlowerClients, PrivateFedAvg
+from apportion.federated import flower_clients
+from apportion.federated.flower import PrivateFedAvg
+from apportion.federated.flower_clients import FlowerClients
 
 HERE = Path(__file__).parent
 NODES = [901, 77, 300, 12]
@@ -41,7 +42,7 @@ ROUNDS = 3
 @pytest.fixture(autouse=True)
 def in_a_server_app(monkeypatch):
     """A process as Flower starts it for a ServerApp, but quicker."""
-    monkeypatch.setattr(flower, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(flower_clients, "POLL_SECONDS", 0.001)
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
 
@@ -233,7 +234,7 @@ def test_nobody_answers_in_the_place_of_another(model):
 
 def test_a_reply_that_never_ends_holds_up_no_other(model, monkeypatch):
     """Its arrays were announced and do not come: Flower waits for them for minutes."""
-    monkeypatch.setattr(flower, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(flower_clients, "PATIENCE_SECONDS", 0.05)
     released = threading.Event()
 
     def answer(message, node):
@@ -248,9 +249,30 @@ def test_a_reply_that_never_ends_holds_up_no_other(model, monkeypatch):
         released.set()
 
 
+def test_few_replies_lie_in_memory_at_the_same_time(model, monkeypatch):
+    monkeypatch.setattr(flower_clients, "PULLS", 2)
+    held, most, lock = [], [], threading.Lock()
+
+    class Counting(Grid):
+        def pull_messages(self, names):
+            with lock:
+                held.append(names)
+                most.append(len(held))
+            return super().pull_messages(names)
+
+    clients = FlowerClients(Counting(honest, range(1, 21)), 5)
+    clients.enrolled()
+    for reply in clients.train(ap.federated.Asked("round", dict.fromkeys(range(20), 0), model)):
+        assert isinstance(reply.update, dict)
+        with lock:
+            held.pop()
+    assert len(most) == 20
+    assert max(most) <= 3  # those on their way, and the one that is read
+
+
 def test_what_has_come_by_the_deadline_counts(model, monkeypatch):
     """Also if the server did not look meanwhile, because it waited for somebody else."""
-    monkeypatch.setattr(flower, "POLL_SECONDS", 0.4)
+    monkeypatch.setattr(flower_clients, "POLL_SECONDS", 0.4)
     begun = time.monotonic()
 
     class Slow(Grid):

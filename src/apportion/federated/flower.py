@@ -12,22 +12,17 @@ Needs `pip install "apportion[flower]"`.
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from apportion import validate
-from apportion.curator.foreign_code import contain_errors
-from apportion.curator.gradients.reference import trained_parameters
 from apportion.errors import InvalidArgument, WrongOrder
 from apportion.extras import require_extra
-from apportion.federated.clients import Asked, Failed, Reply
-from apportion.federated.federated_training import train_clients
+from apportion.federated.federated_training import train
+from apportion.federated.flower_clients import FlowerClients
 from apportion.planning import Plan, require_plan
 from apportion.training.history import Entry
 from apportion.training.optimizers import OptimizerFactory
@@ -36,113 +31,9 @@ from apportion.training.run import Run
 
 require_extra("flower", "flwr")
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict  # noqa: E402
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord  # noqa: E402
 from flwr.serverapp import Grid  # noqa: E402
 from flwr.serverapp.strategy import Result, Strategy  # noqa: E402
-
-ARRAYS, CONFIG, ROUND = "arrays", "config", "server-round"
-"""As Flower's own strategies call what they send."""
-POLL_SECONDS = 1.0
-"""Between two looks for replies."""
-PULLS, PATIENCE_SECONDS = 16, 10.0
-"""Replies that are fetched at the same time, and for how long those that are on their way keep the next look waiting."""
-_SECRET_BYTES = 16
-
-
-class FlowerClients:
-    """The SuperNodes of a grid, as clients of a run.
-
-    A SuperNode gets a number when it is first seen, and tosses a coin in every round from then on. One that is drawn while it is not
-    connected contributes nothing, like one that does not answer in time.
-
-    Whose reply it is follows from the message that it is fetched for, never from what it says about itself: Flower checks neither. So
-    every message has a secret in it, without which nobody can answer in the place of another. Replies are fetched each for itself: the
-    SuperLink hands out a reply once, and of several together one that cannot be read would take the others with it.
-
-    Args:
-        grid: of the ServerApp.
-        timeout: seconds after which a round ends without those who have not answered.
-        config: what is sent to clients beside the arrays and the number of the round, which counts from the start of the server.
-    """
-
-    def __init__(self, grid: Grid, timeout: float, config: ConfigRecord | None = None):
-        self._grid, self._timeout, self._config = grid, timeout, dict(config or {})
-        self._nodes: list[int] = []
-        self._rounds = 0
-
-    def enrolled(self) -> int:
-        self._nodes += sorted(set(self._grid.get_node_ids()) - set(self._nodes))
-        return len(self._nodes)
-
-    def train(self, asked: Asked) -> Iterator[Reply]:
-        deadline = time.monotonic() + self._timeout
-        self._rounds += 1
-        waiting = self._send(asked)
-        for name, update in self._updates(set(waiting), deadline, asked.model):
-            yield Reply(asked.name, waiting[name], update)
-
-    def _send(self, asked: Asked) -> dict[str, int]:
-        """The client that each message went to, by the message's name. One by one: many large ones together are not taken."""
-        arrays = ArrayRecord(asked.model.state_dict())
-        config = ConfigRecord({**self._config, ROUND: self._rounds})
-        present, sent = set(self._grid.get_node_ids()), {}
-        for client in asked.clients:
-            node = self._nodes[client]
-            if node in present:
-                content, secret = RecordDict({ARRAYS: arrays, CONFIG: config}), os.urandom(_SECRET_BYTES).hex()
-                message = Message(content, node, MessageType.TRAIN, ttl=self._timeout, group_id=secret)
-                for name in self._grid.push_messages([message]):
-                    if name:
-                        sent[str(name)] = client
-        return sent
-
-    def _updates(self, waiting: set[str], deadline: float, model: nn.Module) -> Iterator[tuple[str, Any]]:
-        """What comes in reply to these messages until the deadline, and once more then. One that never ends holds up no other."""
-        helpers = ThreadPoolExecutor(PULLS)
-        pulls: dict[str, Future[Any]] = {}
-        try:
-            while waiting:
-                last = time.monotonic() >= deadline
-                pulls |= {name: helpers.submit(self._pull, name, model) for name in waiting - set(pulls)}
-                wait(pulls.values(), PATIENCE_SECONDS)
-                for name in [name for name, pull in pulls.items() if pull.done()]:
-                    update = pulls.pop(name).result()
-                    if update is not NOT_YET:
-                        waiting.remove(name)
-                        yield name, update
-                if last:
-                    return
-                if waiting:
-                    time.sleep(POLL_SECONDS)
-        finally:
-            helpers.shutdown(wait=False, cancel_futures=True)
-
-    def _pull(self, name: str, model: nn.Module) -> object:
-        """The update in reply to this message. One that cannot be read is lost: it is not handed out again."""
-        with contain_errors() as attempt:
-            messages = list(self._grid.pull_messages([name]))
-            return _read(messages[0], model) if messages else NOT_YET
-        return Failed(attempt.text or str(attempt.failure))
-
-
-NOT_YET = object()
-"""In place of an update: no reply is there."""
-
-
-def _read(message: Message, model: nn.Module) -> dict[str, torch.Tensor] | Failed:
-    """Δ = what a client sent − what it was sent, for each trained parameter. NumPy reads the arrays, and refuses pickles."""
-    if message.has_error():
-        return Failed(f"error {message.error.code}")
-    records = list(message.content.array_records.values())
-    if len(records) != 1:
-        return Failed(f"{len(records)} records of arrays")
-    update = {}
-    for name, value in trained_parameters(model).items():
-        array = records[0][name].numpy()
-        if array.shape != tuple(value.shape) or array.dtype.kind != "f":
-            return Failed("arrays of other shapes or types")
-        update[name] = torch.tensor(array, dtype=torch.float64) - value.detach().cpu().double()
-    return update
 
 
 def _require_sendable(model: nn.Module) -> None:
@@ -244,7 +135,7 @@ class PrivateFedAvg(Strategy):  # type: ignore[misc]
             if self._log is not None:
                 self._log(entry)
 
-        self.run = train_clients(self.model, clients, self.plan, log=after_round, **self._options)
+        self.run = train(self.model, clients, None, self.plan, log=after_round, **self._options)
         result.arrays = ArrayRecord(self.model.state_dict())
         return result
 
