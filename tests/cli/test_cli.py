@@ -213,7 +213,7 @@ def test_a_plan_by_the_central_limit_says_what_it_really_costs(apportion):
 
 def test_plans_laid_over_each_other(apportion, tmp_path):
     code, out, _ = apportion(
-        "plan", "--recipe", "abadi", "--recipe", "lin-decay", *DU, "--steps", "200", "--html", "plans.html"
+        "plan", "--recipe", "abadi", "--recipe", "lin-decay", *DU, "--steps", "200", "--claims", "--html", "plans.html"
     )
     assert code == 0
     assert "abadi" in out

@@ -119,7 +119,9 @@ def calibrate(
     if sample_rate < 1 and len(values) > SKETCHED:
         sketch = steps.sketch(start)
         with suppress(InvalidArgument):  # whether there is a scale is for the schedule itself to say
-            start = _search(lambda scale: accountant.epsilon(sketch.events(scale), delta), proxy, epsilon, start, limits)
+            start = _search(
+                lambda scale: accountant.epsilon(sketch.events(scale), delta), proxy, epsilon, start, limits
+            )
     return _search(lambda scale: accountant.epsilon(steps.events(scale), delta), proxy, epsilon, start, limits)
 
 

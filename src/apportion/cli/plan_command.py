@@ -84,7 +84,9 @@ def plan(
         planned.append(made.with_usable_count() if wanted.count_usable else made)
     if out is not None:
         _write(planned[0], out)
-    plans = [plan_facts(one, target_epsilon=budget.epsilon, calibration=calibrate, with_claims=claims) for one in planned]
+    plans = [
+        plan_facts(one, target_epsilon=budget.epsilon, calibration=calibrate, with_claims=claims) for one in planned
+    ]
     if html is not None:
         draw_plans(plans, html)
     if as_json:
