@@ -1,8 +1,9 @@
 """The account of one run: executes the rule under which it spends, and writes every charge to the ledger first.
 
-**In advance.** Of declared tokens the next ones can be charged together, so that the disk is waited for once in many steps. They are spent from
-then on: a crash forfeits those that were not used, and the plan's spare tokens take their place. So no more are charged in advance than
-there are spare ones beyond those that are kept for the steps since the last checkpoint. Only the process that charged them uses them.
+**In advance.** Of declared tokens the next ones can be charged together, so that the disk is waited for once in many steps. They are
+spent from then on: a crash forfeits those that were not used, and the plan's spare tokens take their place. So no more are charged in
+advance than there are spare ones beyond those that are kept for the steps since the last checkpoint. Only the process that charged them
+uses them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from apportion.accounting.rules import FIRST, Rule, events_of_group
 from apportion.budget import Budget
 from apportion.errors import BudgetExhausted, InvalidArgument
 from apportion.event import Event
-
 
 BLOCK = 50
 """Tokens that are charged together at most: 2 ms for 50 steps are 2 % of steps of 2 ms."""

@@ -158,7 +158,7 @@ def usable(events: Mapping[Event, int]) -> dict[Event, int]:
     """The events as they are priced, after refusing what cannot be. Less noise than there was can only raise the price."""
     counts: Counter[Event] = Counter()
     for event, count in events.items():
-        number = count if type(count) is int and 0 <= count else _read_count(event, count)
+        number = count if type(count) is int and count >= 0 else _read_count(event, count)
         if number > LARGEST_COUNT:
             raise InvalidArgument("count", count, f"at most {LARGEST_COUNT:g} steps are priced", "Check the schedule")
         if event.noise_multiplier < PRICED[0]:

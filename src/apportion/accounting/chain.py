@@ -139,7 +139,10 @@ class Chain:
         self.extend([(run, step, content)])
 
     def extend(self, rows: Iterable[tuple[int, int, Mapping[str, Any]]]) -> None:
-        """Add rows (run, step, content); only inside a transaction. Numbers follow all that were ever given, so a deleted row leaves a gap."""
+        """Add rows (run, step, content); only inside a transaction.
+
+        Numbers follow all that were ever given, so a deleted row leaves a gap.
+        """
         head, written = self.head(), datetime.now(UTC).isoformat(timespec="milliseconds")
         for number, (run, step, content) in enumerate(rows, start=self._last_given() + 1):
             text = json.dumps(content, sort_keys=True, ensure_ascii=False)

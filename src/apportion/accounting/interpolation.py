@@ -66,7 +66,8 @@ def cells_of(events: Mapping[Event, int], *, exact: bool, density: int = 1) -> l
     Args:
         density: how many times closer the nodes are: the smaller δ, the more δ bends between them.
     """
-    own, between = {}, {}
+    own: dict[Event, int] = {}
+    between: dict[Event, int] = {}
     for event, n in events.items():  # for choices nothing is proved about nodes
         (own if exact or event.choices else between)[event] = n
     nodes = [_own_cell(event, n) for event, n in own.items()]

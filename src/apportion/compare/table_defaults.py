@@ -19,10 +19,13 @@ _UNKNOWN = 100.0
 
 _FITTED = "in steps of gradients of length 1, a rule fitted on"
 _LAYER_WHY = (
-    f"weights move by population·ε·√(outputs/inputs), half of it with a hidden layer, {_FITTED} ten public tables and two made-up ones, and "
-    "tested on Adult and on breast cancer"
+    f"weights move by population·ε·√(outputs/inputs), half of it with a hidden layer, {_FITTED} ten public tables and two made-up ones, "
+    "and tested on Adult and on breast cancer"
 )
-_NUMBER_WHY = f"weights move by a twentieth of population·ε/√inputs, {_FITTED} prices of diamonds and wages, and tested on the progress of diabetes"
+_NUMBER_WHY = (
+    f"weights move by a twentieth of population·ε/√inputs, {_FITTED} prices of diamonds and wages, "
+    "and tested on the progress of diabetes"
+)
 
 
 @dataclass(frozen=True)

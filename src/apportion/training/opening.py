@@ -102,8 +102,8 @@ def open_session(setup: Setup) -> Session:
 
 
 def _kept_spare(setup: Setup) -> int | None:
-    """Spare tokens that a crash may need: one for each step since the last checkpoint. Nothing is charged in advance if the disk is not waited
-    for, or if every draw is noted there anyway."""
+    """Spare tokens that a crash may need: one for each step since the last checkpoint. Nothing is charged in advance if the disk is not
+    waited for, or if every draw is noted there anyway."""
     if setup.storage.folder is None or setup.storage.recovery == "exact":
         return None
     return setup.storage.interval(setup.plan.steps)
