@@ -37,7 +37,7 @@ def plan(
         int | None,
         option(
             "Steps that can be taken again after a crash; they are paid for.",
-            "with --out a hundredth of the run, otherwise 0",
+            "with --out a hundredth of the run, and 50 more from 5,000 steps on; otherwise 0",
         ),
     ] = None,
     out: Annotated[
