@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "tuning": CORE | {"compare"},
     "teachers": CORE | {"compare"},
     "integrations": CORE,
-    "federated": CORE | {"audit"},
+    "federated": CORE | {"audit", "distributed"},
     "cli": CORE
     | {
         "audit",
