@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from apportion.compare.spread import spread_width
 from apportion.data import KNOWN
 
 SAMPLE_RATE, STEPS = 0.2, 200
@@ -102,6 +101,8 @@ def table_rate(values: Mapping[str, Any]) -> float:
     Args:
         values: of an experiment: data, population, ε, the table's schema, the model and how many steps there are.
     """
+    from apportion.compare.spread import spread_width  # needs torch
+
     form, reach = table_form(values), _reach(values)
     number = form is not None and form.classes is None
     model = values.get("model") or table_model(values)[0]
