@@ -96,7 +96,8 @@ class _Directions(nn.Module):
         lengths = evened.square().sum(1, keepdim=True).sqrt().clamp(min=_SHORTEST) / math.sqrt(values.shape[1])
         found = (self.get_buffer("_rows") @ (evened / lengths)).unflatten(2, tuple(values.shape[2:]))
         both = torch.cat([functional.relu(found - self._threshold), functional.relu(-found - self._threshold)], 1)
-        return functional.adaptive_avg_pool2d(both, [min(GRID, size) for size in values.shape[2:]]).flatten(2)
+        height, width = values.shape[2:]
+        return functional.adaptive_avg_pool2d(both, (min(GRID, height), min(GRID, width))).flatten(2)
 
 
 class _Layered(nn.Module):
@@ -107,5 +108,5 @@ class _Layered(nn.Module):
             self.register_buffer(f"_{name}", getattr(whitening, name), persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        found = self.layer(self._norm.apply(self.module(inputs - CENTRE)))
+        found: Tensor = self.layer(self._norm.apply(self.module(inputs - CENTRE)))
         return self.get_buffer("_channels") @ (found - self.get_buffer("_mean")) @ self.get_buffer("_positions")
