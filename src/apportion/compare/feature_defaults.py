@@ -9,8 +9,8 @@ from typing import Any
 from apportion.data import KNOWN
 from apportion.data.entry import Entry
 
-_STEPS, _MORE_STEPS, _MORE_FROM = 200, 400, 2.0
-"""Of a scattering transform of grey images from ε = 2 on: sampling loses more of a larger ε, and less of it in more steps. On CIFAR-100
+_STEPS, _MORE_STEPS, _MORE_FROM = 200, 400, 3.0
+"""Of a scattering transform of grey images from ε = 3 on: sampling loses more of a larger ε, and less of it in more steps. On CIFAR-100
 more steps gained nothing."""
 _SHARE = 0.3
 _SHORTEST, _LONGEST = 20.0, 300.0
@@ -34,7 +34,7 @@ FEATURES_WHY = (
 )
 SCATTER_WHY = (
     "one layer on a scattering transform moves by 0.3·population·ε/√(weights), of photographs above ε = 1 with √ε in place of ε, in 200 "
-    "steps of gradients of length 1, or 400 where grey images have ε = 2 or more; fitted on held-out training records of MNIST and "
+    "steps of gradients of length 1, or 400 where grey images have ε = 3 or more; fitted on held-out training records of MNIST and "
     "Fashion-MNIST, each for the other, and on CIFAR-100 for CIFAR-10"
 )
 PHOTOGRAPH_WHY = (
@@ -49,7 +49,7 @@ WORDS_RATE_WHY = (
 
 
 def feature_steps(values: Mapping[str, Any]) -> int:
-    """200; of a scattering transform of grey images 400 from ε = 2 on."""
+    """200; of a scattering transform of grey images 400 from ε = 3 on."""
     epsilon = values.get("epsilon")
     grey = _is_scattered(values) and not is_photograph(values)
     return _MORE_STEPS if grey and epsilon and epsilon >= _MORE_FROM else _STEPS
