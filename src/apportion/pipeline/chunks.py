@@ -65,7 +65,7 @@ def read_chunks(
 
     Args:
         pieces: what was read, in the order of `members`, which ascend; a piece holds records of one cut.
-        filler: the inputs of one synthetic record.
+        filler: the inputs of one synthetic record, where the stage is.
     """
     pending = next(pieces, None)
     for cut in cuts:
@@ -77,7 +77,9 @@ def read_chunks(
             places = torch.searchsorted(chunk.members, pending.members)
             if _fits(pending.batch[0], chunk.inputs):
                 map_tensors(
-                    lambda room, values, at=places: room.index_copy_(0, at, values), chunk.inputs, pending.batch[0]
+                    lambda room, values, at=places: room.index_copy_(0, at.to(room.device), values),
+                    chunk.inputs,
+                    pending.batch[0],
                 )
                 chunk.usable[places] = True
                 targets.append((places, pending.batch[1]))

@@ -33,6 +33,7 @@ from apportion.execution import Mode
 from apportion.pipeline.chunks import Chunk, empty_chunk, read_chunks
 from apportion.pipeline.pipeline_ranks import SharedCoins
 from apportion.pipeline.stage_runner import StageRunner
+from apportion.pipeline.stage_vetting import ProvedState
 from apportion.pipeline.stages import Stages
 from apportion.releases import ClippedSum, Noised, Statistic, UsableCount
 from apportion.request import Request
@@ -45,13 +46,16 @@ the time. Their activations are what a stage holds at its peak."""
 class StageModel:
     """An engine of the whole model, as far as this process has it: it runs as a pipeline, and not by calls."""
 
-    mode: Mode = "one-pass"
-
-    def __init__(self, model: Stages, runner: StageRunner):
+    def __init__(self, model: Stages, runner: StageRunner, proved: ProvedState):
         self.model: nn.Module = model
-        self._runner = runner
+        self._runner, self._proved = runner, proved
+
+    @property
+    def mode(self) -> Mode:
+        return self._runner.engine.mode
 
     def sync_weights(self) -> None:
+        self._proved.require_same()
         self._runner.engine.sync_weights()
 
     def forward(self, inputs: Any, views: int = 1) -> Any:

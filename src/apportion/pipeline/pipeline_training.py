@@ -21,6 +21,7 @@ from apportion.curator.owners import Numbers, RecordOwners, owners_of
 from apportion.curator.randomness import Randomness
 from apportion.curator.reader import Batch
 from apportion.curator.records import Records, as_records
+from apportion.curator.tree import map_tensors
 from apportion.domain import Domain
 from apportion.errors import InvalidArgument
 from apportion.execution import MAX_MICRO_BATCH, Execution
@@ -28,7 +29,7 @@ from apportion.models.check import copy_model
 from apportion.pipeline.pipeline_curator import CHUNKS_PER_STAGE, PipelineCurator, StageModel, require_divisible
 from apportion.pipeline.pipeline_ranks import PipelineRanks
 from apportion.pipeline.stage_runner import StageRunner
-from apportion.pipeline.stage_vetting import VettedStage, vet_stage
+from apportion.pipeline.stage_vetting import ProvedState, VettedStage, vet_stage
 from apportion.pipeline.stages import Boundary, Stages, require_stage, skeleton_of
 from apportion.planning import Plan, require_plan
 from apportion.strategies.people import IndividualEstimate, IndividualFilter
@@ -161,6 +162,9 @@ def pipeline_setup(
         known = domain or Domain()
         if last and inside is not None:
             known = expected_domain(domain, stage, loss_fn, Records(1, _not_here, (inside.example(), facts.example[1])))
+    filler = vetted.filler if ranks.rank == 0 else None
+    if last:  # which reads records for their targets alone
+        filler = map_tensors(lambda leaf: leaf.to(runner.device), facts.example[0])
     return Setup(
         model=model,
         optimizer=made,
@@ -172,10 +176,8 @@ def pipeline_setup(
         storage=storage,
         domain=ranks.gather(known)[-1],
         owners=RecordOwners(facts.count, facts.groups),
-        engine=StageModel(model, runner),
-        build_curator=partial(
-            build_curator, runner=runner, filler=vetted.filler if not ranks.rank else facts.example[0] if last else None
-        ),
+        engine=StageModel(model, runner, ProvedState(stage)),
+        build_curator=partial(build_curator, runner=runner, filler=filler),
         ranks=ranks,
     )
 

@@ -129,8 +129,9 @@ class StageRunner:
         chunk = self._turn[int(number)]
         gradient = torch.zeros_like(outputs)
         known = chunk.usable[chunk.answered]
-        rows, targets = chunk.answered[known], map_tensors(lambda leaf: leaf[known.to(leaf.device)], chunk.targets)
+        rows = chunk.answered[known]
         if len(rows):
+            targets = map_tensors(lambda leaf: leaf[known.to(leaf.device)], chunk.targets)
             with torch.enable_grad(), contain_errors() as together:
                 gradient[rows] = self._output_gradients(outputs[rows], targets)
             if together.failure:

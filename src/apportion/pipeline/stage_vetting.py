@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.gradients.losses import LossFunction
+from apportion.curator.gradients.module_state import ModuleState
 from apportion.curator.tree import map_tensors
-from apportion.errors import UnsupportedModel
+from apportion.errors import UnsupportedModel, WrongOrder
 from apportion.execution import Execution
 from apportion.models.check import check
 from apportion.models.engine_choice import choose_engine
@@ -85,6 +86,36 @@ def vet_stage(
             f"It cannot be proved that stage {number} keeps records apart in what it hands to the stages beside it: {error.reason}."
         ) from None
     return VettedStage(choice, outside, map_tensors(lambda leaf: leaf[0].detach().clone(), batch))
+
+
+class ProvedState:
+    """The attributes, buffers and training flags of a stage, for which its proof holds. Weights may move."""
+
+    def __init__(self, stage: nn.Module):
+        self._stage = stage
+        self._state, self._writes = ModuleState(stage), _writes_to_buffers(stage)
+
+    def require_same(self) -> None:
+        """Refuse a stage that was changed since, before anything is charged for it."""
+        change = self._state.find_change()
+        what = (
+            "a buffer"
+            if self._writes != _writes_to_buffers(self._stage)
+            else None
+            if change is None
+            else f"the {change[1]}"
+        )
+        if not all(module.training for module in self._stage.modules()):
+            what = "train() mode"
+        if what is not None:
+            raise WrongOrder(
+                f"{what} of the stage was changed during the run, and it was proved as it was that records stay apart in it. "
+                "Leave the stage alone until train() has returned"
+            )
+
+
+def _writes_to_buffers(stage: nn.Module) -> list[tuple[int, int]]:
+    return [(id(buffer), buffer._version) for buffer in stage.buffers()]
 
 
 def projection(outputs: Tensor, target: Tensor) -> Tensor:
