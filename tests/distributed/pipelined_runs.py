@@ -173,13 +173,18 @@ def answer_alone(stages, data, request, seed=3, loss="cross-entropy", engine="on
     return one.answer(request, as_loss(loss))
 
 
-def answer(rank, model, rate, seed=3, data=None, rows=ROWS, times=1):
+def own_loss(outputs, targets):
+    """Of which it is not known that its targets are class numbers: it fails for others, where it is evaluated."""
+    return -outputs.log_softmax(1).gather(1, targets.unsqueeze(1)).sum()
+
+
+def answer(rank, model, rate, seed=3, data=None, rows=ROWS, times=1, loss="cross-entropy"):
     make, records = MODELS[model]
     stages = make()
     request = Request(rate, 1.0, 10.0, releases_of(stages))
-    one = curator_of(rank, stages, records() if data is None else data, seed=seed, rows=rows)
+    one = curator_of(rank, stages, records() if data is None else data, seed=seed, rows=rows, loss=loss)
     for _ in range(times):
-        found = one.answer(request, as_loss("cross-entropy"))
+        found = one.answer(request, as_loss(loss))
     return {name: value.numpy() for name, value in found.gradient.items()}, found.statistics
 
 
@@ -328,6 +333,18 @@ def refused_charge(rank):
         one.answer(asked, as_loss("cross-entropy"))
     except ap.ApportionError as error:
         return type(error).__name__, tossed
+    return None
+
+
+def drifting(rank):
+    """Rank 1 asks for another threshold at its second step."""
+    stages, books = two_stages(), Books()
+    one = curator_of(rank, stages, some_records(), books=books)
+    one.answer(Request(0.5, 1.0, 10.0, releases_of(stages)), as_loss("cross-entropy"))
+    try:
+        one.answer(Request(0.5, 1.0, 10.0, releases_of(stages, 0.2 + 1e-9 * rank)), as_loss("cross-entropy"))
+    except ap.RankLost as error:
+        return str(error), len(books.events)
     return None
 
 

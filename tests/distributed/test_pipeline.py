@@ -16,9 +16,11 @@ from pipelined_runs import (
     answer_alone,
     bytes_sent,
     charged_before_coins,
+    drifting,
     names_of,
     noise_alone,
     noise_of_counts,
+    own_loss,
     refused_charge,
     releases_of,
     replay,
@@ -97,7 +99,7 @@ def test_a_run_has_the_weights_and_adaptive_thresholds_of_one_process(two):
 # --- what is sent ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rate", "rows"), [(0.5, 3), pytest.param(0.5, 7, marks=pytest.mark.slow), (1.0, 3)])
+@pytest.mark.parametrize(("rate", "rows"), [(0.5, 3), (1.0, 3)])
 def test_nothing_but_activations_and_their_gradients_has_the_size_of_a_batch(two, rate, rows):
     found = two.run(bytes_sent, rate, rows)
     assert found[0][1] == found[1][1]  # all know the batch
@@ -157,6 +159,12 @@ def test_a_charge_that_is_refused_ends_the_step_before_the_coins(two):
     assert two.run(refused_charge) == [("BudgetExhausted", []), ("RankLost", [])]
 
 
+def test_stages_that_ask_for_different_things_are_found_before_the_next_charge(two):
+    for text, charged in two.run(drifting):
+        assert "not in the same state" in text
+        assert charged == 1
+
+
 # --- records that fail ----------------------------------------------------------------------------------------------------
 
 
@@ -177,6 +185,13 @@ def test_a_record_that_fails_anywhere_counts_nowhere_and_leaves_the_others_alone
     model, records, bad = FAILING[case]
     found = two.run(answer, model, 1.0, 3, spoiled(records(), bad))
     check_same(found, answer_alone(MODELS[model][0](), records(), asked(model)), 1e-5)
+
+
+def test_a_loss_that_fails_for_a_record_loses_it_in_every_stage(two):
+    """Only the last stage can know of it: the others hear of it by what comes back."""
+    data = spoiled(some_records(), (torch.ones(6), torch.tensor(5)))
+    found = two.run(answer, "two", 1.0, 3, data, 3, 1, own_loss)
+    check_same(found, answer_alone(two_stages(), some_records(), asked("two")), 1e-5)
 
 
 def test_a_chunk_of_which_no_record_can_be_used(two):
@@ -218,13 +233,21 @@ NEIGHBOURS = {
 }
 
 
-QUICK = {"a record more", "a text that fails"}
+QUICK = ["a record more", "a text that fails"]
 
 
-@pytest.mark.parametrize(
-    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in NEIGHBOURS]
-)
+@pytest.mark.parametrize("case", QUICK)
 def test_replay_on_neighbouring_data(two, case):
+    check_neighbours(two, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", sorted(set(NEIGHBOURS) - set(QUICK)))
+def test_replay_on_other_neighbouring_data(two, case):
+    check_neighbours(two, case)
+
+
+def check_neighbours(two, case):
     """The same noisy answers on both: what stages see is the same to the last bit, and each release moves by at most its sensitivity."""
     found = two.run(replay, *NEIGHBOURS[case])
     for same, ratios, _, charged in found:
