@@ -21,7 +21,7 @@ from apportion.pipeline import per_device, pipeline_training
 from apportion.pipeline.pipeline_curator import PipelineCurator, stage_of
 from apportion.pipeline.pipeline_ranks import PipelineRanks, SharedCoins
 from apportion.ranks import ALONE
-from apportion.releases import ClippedSum, UnclippedCount
+from apportion.releases import ClippedSum, UnclippedCount, UsableCount
 from apportion.request import Request
 from apportion.training.loop import take_steps
 from apportion.training.named_losses import as_loss
@@ -72,6 +72,20 @@ def wide_stages():
     return [first.double(), nn.Sequential(nn.Tanh(), second).double()]
 
 
+def image_stages():
+    torch.manual_seed(0)
+    return [
+        nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 4, 3)),
+        nn.Sequential(nn.ReLU(), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Dropout(0.0), nn.Linear(8, 2)),
+    ]
+
+
+def some_images(count=20):
+    generator = torch.Generator().manual_seed(4)
+    inputs = torch.randn(count, 1, 6, 6, generator=generator)
+    return inputs, (inputs.sum((1, 2, 3)) > 0).long()
+
+
 def some_records(count=40):
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(count, ENTERING, generator=generator)
@@ -92,6 +106,7 @@ MODELS = {
     "two": (two_stages, some_records),
     "four": (four_stages, some_texts),
     "texts": (text_stages, some_texts),
+    "images": (image_stages, some_images),
     "wide": (wide_stages, some_wide_records),
 }
 
@@ -101,14 +116,15 @@ def names_of(stages):
 
 
 def releases_of(stages, clip=0.2):
-    """For each stage a threshold and a count of its own."""
+    """For each stage a threshold and a count of its own, and how many records are usable."""
     names, share = [tuple(one) for one in names_of(stages)], 1 / len(stages)
     return tuple(
         one
         for number, group in enumerate(names)
         for one in (
             ClippedSum(clip * (number + 1), group, 0.8 * share),
-            UnclippedCount(clip * (number + 1), group, 0.2 * share),
+            UnclippedCount(clip * (number + 1), group, 0.1 * share),
+            *((UsableCount(0.1),) if number == len(names) - 1 else ()),
         )
     )
 
@@ -116,6 +132,10 @@ def releases_of(stages, clip=0.2):
 def plan_by_stages(stages, steps=6, rate=0.5, population=40, clip=None, **more):
     clip = clip or ap.clip.Quantile(start=1.0, quantile=0.5, share=0.05, groups=per_device(stages))
     recipe = ap.Recipe(name="per-device", clip=clip, noise=ap.noise.Constant())
+    if more.pop("groups", False):
+        groups, labels = {"strict": (8.0, 0.5), "loose": (16.0, 0.5)}, ["strict", "loose"] * (population // 2)
+        more["budget"] = ap.Budget.of_groups(groups, delta=1e-5, unit=ap.Record(), labels=labels)
+        recipe = replace(recipe, people=ap.people.Scale())
     return plan_of(recipe, steps=steps, rate=rate, population=population, **more)
 
 

@@ -87,6 +87,8 @@ def refused(rank, change):
         stages[1] = Mixing()
     elif change == "batch norm":
         stages[0] = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
+    elif change == "in place":
+        stages[1] = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(5, 2))
     elif change == "two tensors":
         stages[0] = Pair()
     elif change == "no data" and rank == 1:
@@ -114,6 +116,7 @@ REFUSED = {
     "nothing learns": "no parameter that learns",
     "mixing": "stage 1 keeps records apart",
     "batch norm": "BatchNorm",
+    "in place": "overwrites the records",
     "two tensors": "one tensor",
     "no data": "data",
     "other data": "data",

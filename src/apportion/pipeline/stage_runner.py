@@ -111,7 +111,7 @@ class StageRunner:
             self._lose_non_finite(chunk, given)
         with torch.enable_grad(), contain_errors():
             chunk.running = self.engine.forward(chunk.inputs), self.engine.set_aside()
-        outputs = self._row_by_row(chunk) if chunk.running is None else chunk.running[0].detach().clone()
+        outputs = self._row_by_row(chunk) if chunk.running is None else _sendable(chunk.running[0])
         outputs[chunk.lost] = torch.nan
         return outputs
 
@@ -170,7 +170,7 @@ class StageRunner:
             self._add_row_by_row(chunk, gradient, entered)
         chunk.running = None
         if entered is not None:
-            entered = torch.where(_along(chunk.lost, entered), torch.nan, entered)
+            entered = _sendable(torch.where(_along(chunk.lost, entered), torch.nan, entered))
         return entered
 
     def _add_row_by_row(self, chunk: Chunk, gradient: Tensor, entered: Tensor | None) -> None:
@@ -226,6 +226,11 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
         return context.runner.backward(context.chunk, gradient), None, None, None
+
+
+def _sendable(tensor: Tensor) -> Tensor:
+    """A copy in the order in which the library sends numbers: that of engines may differ, as with channels last."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _row(tree: Any, row: int) -> Any:
