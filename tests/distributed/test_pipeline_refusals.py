@@ -81,6 +81,8 @@ def refused(rank, change):
         options["storage"] = ap.Storage("somewhere")
     elif change == "memory":
         options["execution"] = ap.Execution(memory_limit="1GB")
+    elif change == "noise":
+        options["execution"] = ap.Execution(micro_batch=ROWS, noise_from="first rank")
     elif change == "nothing learns":
         stages[1] = nn.Tanh()
     elif change == "mixing":
@@ -113,6 +115,7 @@ REFUSED = {
     "feedback": "plan.noise",
     "folder": "storage.folder",
     "memory": "memory_limit",
+    "noise": "execution.noise_from",
     "nothing learns": "no parameter that learns",
     "mixing": "stage 1 keeps records apart",
     "batch norm": "BatchNorm",

@@ -256,6 +256,9 @@ def require_pipelined(plan: Plan, storage: Storage, execution: Execution) -> Non
         reason = "no process has the whole model, so that there is nothing to write a run folder or a checkpoint of"
         fix = "Pass Storage(ledger=...), and save each stage yourself: its weights are released"
         raise InvalidArgument("storage.folder", str(storage.folder), reason, fix)
+    if execution.noise_from != "every rank":
+        reason = "every stage adds the noise of its own parameters, which no other has"
+        raise InvalidArgument("execution.noise_from", execution.noise_from, reason, "Leave it out")
     if execution.memory_limit is not None:
         reason = "how many chunks are on their way at a time is not part of the memory model"
         raise InvalidArgument("execution.memory_limit", execution.memory_limit, reason, "Pass micro_batch")

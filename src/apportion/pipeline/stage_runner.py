@@ -59,9 +59,7 @@ class StageRunner:
         self._turn, self._forwarded, self._failure = turn, 0, None
         self._draw, self._loss_fn, self._problems = draw, loss_fn, problems
         schedule = self._schedule_of(len(turn))
-        numbers = torch.arange(
-            len(turn)
-        )  # what a chunk holds is looked up by its number: no part of it is cut by the library
+        numbers = torch.arange(len(turn))  # chunks are looked up by their number: the library cuts nothing
         try:
             with self._ranks.sending():
                 schedule.step(
@@ -77,17 +75,13 @@ class StageRunner:
     def _schedule_of(self, chunks: int) -> ScheduleGPipe:
         """The library's schedule for so many chunks. Shapes are fixed: it sends nothing to find them out."""
         if self._schedule is None or self._count != chunks:
-            inside = (
-                torch.zeros(1, dtype=torch.int64, device="meta")
-                if self._inside is None
-                else self._inside.rows(self.rows)
-            )
+            number = torch.zeros(1, dtype=torch.int64, device="meta")
             stage = PipelineStage(
                 _Submodule(self._enter),
                 self._ranks.rank,
                 self._ranks.count,
                 self.device,
-                input_args=(inside,),
+                input_args=(number if self._inside is None else self._inside.rows(self.rows),),
                 output_args=(self._outside.rows(self.rows),),
             )
             self._schedule = ScheduleGPipe(stage, chunks, loss_fn=self._loss, scale_grads=False)
@@ -140,7 +134,6 @@ class StageRunner:
                         gradient[row] = self._output_gradients(outputs[row : row + 1], _row(targets, place))[0]
                     if attempt.failure:
                         self._lose_row(chunk, row, attempt)
-        gradient[chunk.lost] = torch.nan
         return (outputs * gradient).sum()
 
     def _output_gradients(self, outputs: Tensor, targets: Any) -> Tensor:
@@ -163,9 +156,9 @@ class StageRunner:
                 torch.autograd.backward(outputs, gradient)
                 self._add(chunk, _places(chunk.usable))
                 added = True
-        if added and entered is not None:
+        if added and entered is not None and chunk.inputs.grad is not None:
             entered = chunk.inputs.grad
-        elif not added:
+        if not added:
             self._problems.count_again(counted)
             self._add_row_by_row(chunk, gradient, entered)
         chunk.running = None
