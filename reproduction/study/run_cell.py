@@ -79,7 +79,7 @@ def _priced(cell: Cell) -> RunResult:
     experiment, choice, started = cell.experiment, cell.choice, time.perf_counter()
     budget = experiment.budget()
     planned = plan_recipe(choice.recipe(), budget, experiment.sampling(), choice.calibrated_by)
-    plan = plan_facts(planned, target_epsilon=budget.epsilon, calibration=choice.calibrated_by)
+    plan = plan_facts(planned, target_epsilon=budget.epsilon, calibration=choice.calibrated_by, with_claims=True)
     history = tuple(
         HistoryEntry(step, epsilon, (plan["clip"][step - 1],), plan["noise_multiplier"][step - 1])
         for step, epsilon in plan["spent"]
