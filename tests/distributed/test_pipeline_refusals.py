@@ -129,8 +129,21 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("change", REFUSED)
+QUICK = ["flat", "across", "mixing", "folder", "other data"]
+
+
+@pytest.mark.parametrize("change", QUICK)
 def test_it_is_refused_by_name_on_every_rank(two, change):
+    check_refused(two, change)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", sorted(set(REFUSED) - set(QUICK)))
+def test_it_is_refused_by_name_too(two, change):
+    check_refused(two, change)
+
+
+def check_refused(two, change):
     with pytest.raises(Failed) as found:
         two.run(refused, change)
     kinds = [error[0] for error in found.value.errors]
@@ -193,10 +206,9 @@ def test_a_stage_is_proved_for_any_output_gradient_and_for_what_it_hands_back():
     vet_stage(Mixing(), 0, torch.zeros(5), torch.zeros(()), None, 3, ap.Execution())  # nothing is behind the first
 
 
-@pytest.mark.parametrize(
-    ("victim", "how"),
-    [(1, "kill"), *(pytest.param(*one, marks=pytest.mark.slow) for one in [(0, "kill"), (0, "raise"), (1, "raise")])],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("how", ["kill", "raise"])
 def test_a_lost_stage_ends_the_run_in_seconds(tmp_path, victim, how):
     environment = {"PYTHONPATH": ":".join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     processes = [
