@@ -62,6 +62,7 @@ MAY_IMPORT = {
     "teachers": CORE | {"compare"},
     "integrations": CORE,
     "federated": CORE | {"audit", "distributed"},
+    "pipeline": CORE | {"distributed"},
     "cli": CORE
     | {
         "audit",

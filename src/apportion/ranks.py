@@ -20,6 +20,7 @@ class Ranks(Protocol):
 
     `rank` is the number of this one; the first, 0, keeps the books. `share` is the part of the standard deviation of all noise that this
     one adds: the squares of all shares add up to 1. `wide` tells whether sums go to the others without noise, and so in float64.
+    `divides_records` tells whether each draws for its own part of the records; otherwise all draw the same, and have parts of the model.
     """
 
     @property
@@ -33,6 +34,9 @@ class Ranks(Protocol):
 
     @property
     def wide(self) -> bool: ...
+
+    @property
+    def divides_records(self) -> bool: ...
 
     def joined(self) -> AbstractContextManager[None]:
         """Around what each does by itself, before anything is charged: if one fails, all end with an error that says so."""
@@ -78,7 +82,7 @@ class Ranks(Protocol):
 class Alone:
     """A run in one process."""
 
-    rank, count, share, wide = 0, 1, 1.0, False
+    rank, count, share, wide, divides_records = 0, 1, 1.0, False, False
 
     def joined(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -55,6 +55,8 @@ class ProcessGroupRanks:
     Args:
         noise_from: who adds it.
     """
+
+    divides_records = True
 
     def __init__(self, noise_from: NoiseFrom = "every rank"):
         self.rank, self.count = distributed.get_rank(), distributed.get_world_size()
@@ -161,6 +163,10 @@ class ProcessGroupRanks:
         moved = flat.to(self._device) if self._device.type == "cuda" else flat
         with _lost(_BURNT):
             return bucket, moved, distributed.all_reduce(moved, async_op=True)
+
+    def sending(self) -> AbstractContextManager[None]:
+        """Around messages of a step that this class does not send itself: what they raise says that a rank is gone."""
+        return _lost(_BURNT)
 
     def choose(self, indices: Sequence[int | None]) -> tuple[int | None, ...]:
         chosen = [self._exchange(_NOTHING if index is None else index)[0] for index in indices]
