@@ -73,7 +73,9 @@ def run_watched(
 
 
 def _records_of(owners: Owners, rank: int, count: int) -> Callable[[Numbers], Numbers]:
-    return ShardOwners(owners, rank, count).records_of
+    """Of those whose coins the rank is to toss; if it tosses more, that is a finding of its own."""
+    shard = ShardOwners(owners, rank, count)
+    return lambda drawn: shard.records_of(drawn[drawn < shard.coins])
 
 
 def inspect_ranks(run: Recorder, neighbour: str) -> Iterator[Finding]:
