@@ -375,3 +375,24 @@ def test_counts_of_usable_records_and_histograms_add_up_over_ranks():
     assert alone[0] * 10 == pytest.approx(27 - 20.5)
     for found in Turns(3).run(lambda link: answer(ProcessGroupRanks(link=link))):
         assert np.allclose(found.statistics, alone, rtol=1e-9)
+
+
+# --- processes that know nothing of each other ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torchrun(monkeypatch):
+    """As if torchrun had started two processes."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+
+def test_what_one_process_does_is_refused_in_several(torchrun):
+    public = ap.Public(some_records(20))
+    with pytest.raises(ap.InvalidArgument, match="init_process_group"):
+        trained(0)
+    with pytest.raises(ap.InvalidArgument, match="`tune` for itself"):
+        ap.tune(small_model, cross_entropy, public, plan_of(), space={"lr": [0.1]}, evaluate=public, trials=1)
+    with pytest.raises(ap.InvalidArgument, match="`pate` for itself"):
+        budget = ap.Budget(epsilon=5.0, delta=1e-5, unit=ap.Record())
+        ap.pate(some_records(), budget, queries=ap.Public(some_records(5)[0]), classes=2, teacher=small_model)
