@@ -74,7 +74,8 @@ def noise_table(noise: dict[str, Any]) -> str:
 def speed_table(scaling: dict[str, Any]) -> str:
     """Steps a second, overheads, bytes and memory."""
     lines = [
-        "| workload | parameters | steps/s, 1 process: DDP, ours | 2 processes: DDP, ours | overhead 1, 2 | growth | bytes ÷ DDP's | MB a rank, 2 processes: DDP, ours |",
+        "| workload | parameters | steps/s, 1 process: DDP, ours | 2 processes: DDP, ours | overhead 1, 2 | growth "
+        "| bytes ÷ DDP's | MB a rank, 2 processes: DDP, ours |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in scaling["workloads"]:
@@ -138,15 +139,17 @@ def projection(costs: Costs) -> str:
         shown = " | ".join(_shown(seconds) for seconds in parts.values())
         lines.append(f"| {name} | {shown} | {max(parts, key=parts.__getitem__)} |")
     used = (
-        f"From {costs.noise * 1e9:.1f} ns of one core for a normal that is added, {costs.reduced * 1e9:.2f} ns for a byte of an all-reduce between two "
-        f"processes of one machine, {costs.charge * 1e3:.1f} ms for a durable charge and {costs.message * 1e3:.2f} ms for a message."
+        f"From {costs.noise * 1e9:.1f} ns of one core for a normal that is added, {costs.reduced * 1e9:.2f} ns for a byte of an "
+        f"all-reduce between two processes of one machine, {costs.charge * 1e3:.1f} ms for a durable charge and "
+        f"{costs.message * 1e3:.2f} ms for a message."
     )
     parts = costs.parts(**cases[list(cases)[1]])
     ours = {
         name: seconds for name, seconds in parts.items() if name != "all-reduce"
     }  # which training without privacy has, too
     first = max(ours, key=ours.__getitem__)
-    named = f"**Of what privacy adds, the first bottleneck is: {first}**, {ours[first] / parts['all-reduce']:.1g} times the all-reduce in the second row."
+    times = ours[first] / parts["all-reduce"]
+    named = f"**Of what privacy adds, the first bottleneck is: {first}**, {times:.1g} times the all-reduce in the second row."
     return "\n".join([*lines, "", f"{used} {named}"])
 
 
@@ -162,11 +165,14 @@ def filled(page: str, scaling: dict[str, Any], noise: dict[str, Any]) -> str:
         "projection": projection(Costs.of(scaling, noise)),
     }
     for name, text in parts.items():
-        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-        page, times = re.subn(
-            f"{begin}.*?{end}", lambda _, text=text: f"{begin}\n\n{text}\n\n{end}", page, flags=re.DOTALL
-        )  # type: ignore[misc]
-        assert times == 1, f"the page has {times} places for {name}"
+        page = _put(page, name, text)
+    return page
+
+
+def _put(page: str, name: str, text: str) -> str:
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    page, times = re.subn(f"{begin}.*?{end}", lambda _: f"{begin}\n\n{text}\n\n{end}", page, flags=re.DOTALL)
+    assert times == 1, f"the page has {times} places for {name}"
     return page
 
 

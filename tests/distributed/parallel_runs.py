@@ -177,7 +177,9 @@ def run_recipes(rank, names):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
         try:
-            plan = plan_of(name, steps=12)
+            # which has thresholds from a search
+            recipe = ap.recipes.lin_transfer(thresholds=(0.5, 0.4) * 3) if name == "lin-transfer" else name
+            plan = plan_of(recipe, steps=12)
             if plan.recipe.model is not None:
                 model = ap.temper(model, **vars(plan.recipe.model))
             public = ap.Public(some_records(20))

@@ -1,6 +1,7 @@
 """Ranks that take turns in one process do what processes do: here four of them, and what must not be told apart or left waiting."""
 
 import json
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -31,6 +32,7 @@ from apportion.distributed import LocalShard, ProcessGroupRanks, Turns
 from apportion.ranks import ALONE
 from apportion.releases import ClippedSum
 from apportion.request import Request
+from apportion.strategies.recipes import named
 
 FOUR = 4
 
@@ -159,10 +161,6 @@ def test_half_precision_travels_wide_enough_to_hide_the_side_of_a_rounding():
 @pytest.mark.parametrize("people", [ap.people.Sample(), ap.people.Scale()], ids=["sample", "scale"])
 def test_ranks_without_anybody_in_any_group_stay_in_step(people):
     """Three records on four ranks."""
-    from dataclasses import replace
-
-    from apportion.strategies.recipes import named
-
     groups = [ap.Group("strict", 1.0, 0.5), ap.Group("loose", 4.0, 0.5)]
     budget = ap.Budget.of_groups(groups, delta=1e-5, unit=ap.Record(), labels=["strict", "loose", "loose"])
     plan = ap.plan(replace(named("abadi"), people=people), budget=budget, population=40, sample_rate=0.3, steps=3)
@@ -173,6 +171,14 @@ def test_ranks_without_anybody_in_any_group_stay_in_step(people):
 
     found = in_turn(FOUR, run)
     assert found == [found[0]] * FOUR
+
+
+@pytest.mark.parametrize("people", [ap.people.IndividualFilter(), ap.people.IndividualEstimate()])
+def test_accounts_of_single_people_are_refused_by_name(people):
+    recipe = replace(named("abadi"), people=people)
+    found = each_in_turn(2, lambda rank: trained(rank, recipe))
+    assert type(people).__name__ in str(found[0])
+    assert all("one process" in str(error) for error in found)
 
 
 def test_a_shard_without_records_and_labels_by_a_function():
