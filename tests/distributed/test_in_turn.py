@@ -28,6 +28,7 @@ from apportion.curator.owners import RecordOwners, UserOwners
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.curator.shard import ShardOwners
+from apportion.curator.state_digest import state_digest
 from apportion.distributed import LocalShard, ProcessGroupRanks, Turns
 from apportion.ranks import ALONE
 from apportion.releases import ClippedSum
@@ -118,6 +119,21 @@ def test_adaptive_thresholds_are_the_same_on_four_ranks():
     found = [facts(run) for run in runs]
     assert found == [found[0]] * FOUR
     assert len(set(found[0]["clip"])) == 6
+
+
+def test_a_digest_does_not_depend_on_threads_and_sees_the_last_bit():
+    request = Request(0.5, 1.0, 10.0, (ClippedSum(0.3),))
+    weights = {"w": torch.randn(300_000, generator=torch.Generator().manual_seed(0)), "b": torch.ones(3).bfloat16()}
+    found = set()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.add(state_digest(request, weights))
+    torch.set_num_threads(1)
+    assert len(found) == 1
+    weights["w"][7] = torch.nextafter(weights["w"][7], torch.tensor(9.0))
+    assert state_digest(request, weights) not in found
+    other = Request(0.5, 1.0, 10.0, (ClippedSum(np.nextafter(0.3, 1)),))
+    assert len({state_digest(one, weights) for one in (request, other)}) == 2
 
 
 def test_a_seed_gives_every_rank_its_own_streams():
