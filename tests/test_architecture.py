@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "models": FOUNDATION | {"curator", "strategies"},
     "distributed": FOUNDATION | {"curator"},
     "training": CORE | {"reporting", "distributed"},
-    "audit": CORE,
+    "audit": CORE | {"distributed"},
     "data": FOUNDATION,
     "reporting": CORE,
     "features": CORE,
