@@ -30,8 +30,8 @@ def test_no_other_share_of_the_path_loses_less(fits, share, most, average):
     assert len(rows) >= 4
     ours = np.mean(lost(rows, share, most))
     assert ours < average
-    for other in (share / 4, share * 4):
-        assert np.mean(lost(rows, other, most)) > ours
+    assert np.mean(lost(rows, share / 4, most)) > ours
+    assert np.mean(lost(rows, share * 4, most)) >= ours  # where the longest path holds, a larger share changes nothing
 
 
 def test_a_hidden_layer_wins_where_the_rule_has_one():

@@ -12,7 +12,7 @@ from apportion.data import KNOWN
 SAMPLE_RATE, STEPS = 0.2, 200
 _NETWORK_FROM = 10_000
 """Population·ε from which a hidden layer was as good as one layer on every table that was tried, and up to 8 points better on some."""
-_LAYER, _NETWORK, _NUMBER = (1.0, 1_000.0), (0.5, 2_000.0), (0.05, 10.0)
+_LAYER, _NETWORK, _NUMBER = (1.0, 1_000.0), (0.5, 2_000.0), (0.1, 10.0)
 """How far weights move, as a part of N·ε·√(outputs/inputs), and at most: with one layer, with a hidden one, where a number is predicted."""
 _UNKNOWN = 100.0
 """Where no population or no ε was said."""
@@ -23,7 +23,7 @@ _LAYER_WHY = (
     "and tested on Adult and on breast cancer"
 )
 _NUMBER_WHY = (
-    f"weights move by a twentieth of population·ε/√inputs, {_FITTED} prices of diamonds and wages, "
+    f"weights move by a tenth of population·ε/√inputs, {_FITTED} prices of diamonds and wages, "
     "and tested on the progress of diabetes"
 )
 
@@ -99,7 +99,7 @@ def table_rate(values: Mapping[str, Any]) -> float:
     threshold.
 
     With noise of one deviation on each of the k·(d + 1) weights a path is as long as N·ε/√(k·(d + 1)) allows, and with more classes the
-    gradient of each is smaller. s and L are 1 and 1,000 for one layer, 0.5 and 2,000 with a hidden one, 0.05 and 10 for a number.
+    gradient of each is smaller. s and L are 1 and 1,000 for one layer, 0.5 and 2,000 with a hidden one, 0.1 and 10 for a number.
 
     Args:
         values: of an experiment: data, population, ε, the table's schema, the model and how many steps there are.
