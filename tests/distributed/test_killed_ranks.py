@@ -93,7 +93,7 @@ def dies(rank, phase, folder):
 
     if rank == 1:
         setattr(place, name, killed)
-    return train(rank, storage={"folder": str(folder), "every": 1}, plan={"steps": 6, "spare": 3, "rate": 1.0})
+    return train(rank, storage={"folder": str(folder), "every": 1}, plan={"steps": 6, "spare": 1, "rate": 1.0})
 
 
 CORE = "when all have arrived"
@@ -114,7 +114,7 @@ def test_a_rank_that_is_killed_at_any_phase_is_missed(tmp_path, phase):
     assert "another rank ended" in first[1]
     assert len(charges(folder)) in (2, 3)  # the step under way is charged, or not yet
     run = train(
-        0, storage={"folder": str(folder), "every": 1, "resume": True}, plan={"steps": 6, "spare": 3, "rate": 1.0}
+        0, storage={"folder": str(folder), "every": 1, "resume": True}, plan={"steps": 6, "spare": 1, "rate": 1.0}
     )
     assert run["steps"] in (6, 7)
     assert len(charges(folder)) in (6, 7)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributed
 
 from apportion.errors import InvalidArgument, RankLost
-from apportion.ranks import ALONE, Ranks, expected
+from apportion.ranks import ALONE, Ranks
 
 Value = TypeVar("Value")
 NoiseFrom = Literal["every rank", "first rank"]
@@ -111,8 +111,11 @@ class ProcessGroupRanks:
 
     def charge(self, action: Callable[[], None]) -> None:
         if self.rank == 0:
-            with expected(self):
+            try:
                 action()
+            except BaseException:
+                self._tell_failure()
+                raise
         self._require_charged()
         if self.rank:
             action()
@@ -124,6 +127,10 @@ class ProcessGroupRanks:
             raise RankLost("rank 0 could not charge the next step, and its error says why. Nothing was drawn for it")
 
     def give_up(self) -> None:
+        self._tell_failure()
+
+    def _tell_failure(self) -> None:
+        """In place of the word that the others wait for."""
         if self._link.is_initialized():
             with suppress(RankLost):  # they are gone too
                 self._exchange(_LOST)

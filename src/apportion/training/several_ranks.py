@@ -76,25 +76,24 @@ def facts_of_evaluation(loss_fn: LossFunction, evaluation: Evaluation | None, st
 
 
 def require_same_records(setup: Setup, owners: Owners) -> None:
-    """Refuse ranks that were given other records, or the same ones in another order: some would be drawn by two ranks, and weigh twice.
+    """Refuse ranks that were given other records, or the same ones in another order.
 
-    Whether it raises follows from what the ranks were given and not from what a record holds; nothing of a record is shown.
+    Some would be drawn by two ranks, and weigh twice; in a pipeline, whose first and last stage read records, inputs of one would meet the
+    target of another. Whether it raises follows from what the ranks were given and not from what a record holds; nothing of a record
+    is shown.
     """
     ranks = setup.ranks
     if ranks.count == 1 or setup.records.local:
         return
+    reads = ranks.divides_records or ranks.rank in (0, ranks.count - 1)
     with ranks.joined():
-        digest = division_digest(setup.records, owners)
+        digest = division_digest(setup.records, owners) if reads else None
     for rank, other in enumerate(found := ranks.gather(digest)):
-        if other != found[0]:
-            reason = (
-                f"rank {rank} has others than rank 0, or has them in another order or for other owners: some would be drawn by two "
-                "ranks. Nothing was charged"
-            )
-            fix = (
-                "Read the same records in the same order on every rank, and shuffle them, if at all, with one seed; a rank with records "
-                "of its own says so: apportion.distributed.LocalShard(data)"
-            )
+        if other is not None and other != found[0]:
+            reason = f"rank {rank} has others than rank 0, or has them in another order or for other owners. Nothing was charged"
+            fix = "Read the same records in the same order on every rank, and shuffle them, if at all, with one seed"
+            if ranks.divides_records:
+                fix += "; a rank with records of its own says so: apportion.distributed.LocalShard(data)"
             raise InvalidArgument("data", "the records of the ranks", reason, fix)
 
 
