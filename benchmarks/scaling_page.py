@@ -43,7 +43,8 @@ def caution(kept: dict[str, Any], clean: int) -> str:
     )
     if load <= QUIET and clean >= ENOUGH:
         return told
-    return f"{told} **The machine was in use: wall times and ratios are provisional.**"
+    note = f" {kept['note']}" if "note" in kept else ""
+    return f"{told} **The machine was in use: wall times and ratios are provisional.**{note}"
 
 
 def noise_table(noise: dict[str, Any]) -> str:
