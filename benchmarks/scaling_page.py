@@ -43,8 +43,7 @@ def caution(kept: dict[str, Any], clean: int) -> str:
     )
     if load <= QUIET and clean >= ENOUGH:
         return told
-    note = f" {kept['note']}" if "note" in kept else ""
-    return f"{told} **The machine was in use: wall times and ratios are provisional.**{note}"
+    return f"{told} **The machine was in use: wall times and ratios are provisional.**"
 
 
 def noise_table(noise: dict[str, Any]) -> str:
