@@ -66,6 +66,7 @@ _FORMAT = "the format of a file or of a key: no other value can be read"
 HARMLESS = {
     "accounting.sharing._ROUNDS": "of a bisection, whose result is checked on the safe side",
     "curator.foreign_code.MAX_TEXT": "of a text for the owner of the data",
+    "curator.shard.COMPARED": "records that are looked at to compare two ranks; nothing is cut",
     "curator.problems.MAX_TEXTS": "of a list for the owner of the data",
     "execution.MAX_MICRO_BATCH": "a limit on micro-batches, which tests give sizes of their own and cross",
     "curator.gradients.convolution.MAX_GRAM_ENTRIES": "chooses between two ways to a norm, both compared with the reference",
