@@ -94,6 +94,8 @@ bench: .venv-bench/installed  ## speed against the peers, in .venv-bench (minute
 	.venv-bench/bin/python benchmarks/memory.py --check
 	.venv-bench/bin/python benchmarks/data_path.py
 	-.venv-bench/bin/python benchmarks/noise.py --large --json benchmarks/noise.json
+	-.venv-bench/bin/python benchmarks/scaling.py --json benchmarks/scaling.json
+	.venv-bench/bin/python benchmarks/scaling_page.py
 	.venv-bench/bin/python benchmarks/engine.py --write
 
 clean:  ## remove what the commands above made

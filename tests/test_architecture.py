@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "models": FOUNDATION | {"curator", "strategies"},
     "distributed": FOUNDATION | {"curator"},
     "training": CORE | {"reporting", "distributed"},
-    "audit": CORE,
+    "audit": CORE | {"distributed"},
     "data": FOUNDATION,
     "reporting": CORE,
     "features": CORE,
@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "tuning": CORE | {"compare"},
     "teachers": CORE | {"compare"},
     "integrations": CORE,
-    "federated": CORE | {"audit"},
+    "federated": CORE | {"audit", "distributed"},
     "pipeline": CORE | {"distributed"},
     "cli": CORE
     | {

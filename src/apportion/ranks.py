@@ -6,7 +6,7 @@ This page says what a run asks of them. `ALONE` is the usual run, in one process
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Ranks(Protocol):
         ...
 
     def give_up(self) -> None:
-        """Tell those who wait in `arrive` that this one will not come."""
+        """Tell those who wait, in `arrive` or for a charge, that this one will not come."""
         ...
 
     def arrive(self) -> None:
@@ -116,3 +116,13 @@ class Alone:
 
 
 ALONE = Alone()
+
+
+@contextmanager
+def expected(ranks: Ranks) -> Iterator[None]:
+    """Around what one of them does by itself while the others wait for it: if it fails, it says so, and nobody waits."""
+    try:
+        yield
+    except BaseException:
+        ranks.give_up()
+        raise

@@ -109,6 +109,7 @@ def answer(rank, kind, rate, noise_from, seed=3):
 
 def noise_alone(rank, noise_from, multiplier):
     """At a rate of one in a quintillion no record is drawn."""
+    torch.manual_seed(0)  # what ranks do outside of `train` must make equal weights
     model = nn.Linear(*WIDE, bias=False)
     data = torch.zeros(3, WIDE[0]), torch.zeros(3, dtype=torch.long)
     asked = Request(1e-18, multiplier, 8.0, (ClippedSum(0.5),))
@@ -120,6 +121,7 @@ def noise_of_counts(rank, times):
     """Counts of empty draws, again and again, in units of what the request says."""
     count = UnclippedCount(0.5, share=0.5)
     asked = Request(1e-18, 2.0, 8.0, (ClippedSum(0.5, share=0.5), count))
+    torch.manual_seed(0)
     one = curator(nn.Linear(2, 2), (torch.zeros(3, 2), torch.zeros(3, dtype=torch.long)), silent=False)
     found = [one.answer(asked, cross_entropy).statistics[0] for _ in range(times)]
     return np.array(found) * asked.expected_weight / asked.standard_deviation(count)
@@ -175,7 +177,9 @@ def run_recipes(rank, names):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
         try:
-            plan = plan_of(name, steps=12)
+            # which has thresholds from a search
+            recipe = ap.recipes.lin_transfer(thresholds=(0.5, 0.4) * 3) if name == "lin-transfer" else name
+            plan = plan_of(recipe, steps=12)
             if plan.recipe.model is not None:
                 model = ap.temper(model, **vars(plan.recipe.model))
             public = ap.Public(some_records(20))

@@ -43,7 +43,10 @@ class Team:
         found = []
         for rank, pipe in enumerate(self._pipes):
             assert pipe.poll(SECONDS), f"rank {rank} hangs"
-            found.append(pipe.recv())
+            try:
+                found.append(pipe.recv())
+            except EOFError:
+                found.append((None, ("Killed", f"rank {rank} was killed", "")))
         if any(error for _, error in found):
             raise Failed([error for _, error in found])
         return [value for value, _ in found]

@@ -1,15 +1,21 @@
 """kill -9 of a rank at a random moment: the others end in seconds and say why, the ledger is right, and the run goes on."""
 
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from parallel_runs import plan_of
+from parallel_runs import plan_of, train
+from spawning import Failed, Team
 
 from apportion.accounting.ledger import Ledger
+from apportion.curator.curator import Curator
+from apportion.distributed import ProcessGroupRanks
+from apportion.training.session import Session
 
 HERE = Path(__file__).parent
 SECONDS = 20
@@ -63,7 +69,59 @@ def kill_and_check(folder, meeting, ranks, resume, chance):
     return True
 
 
-@pytest.mark.parametrize("times", [pytest.param(2), pytest.param(20, marks=pytest.mark.slow)])
+PHASES = {
+    "when state is compared": (ProcessGroupRanks, "require_same"),
+    "when a step is charged": (ProcessGroupRanks, "charge"),
+    "when records are added": (Curator, "_add_records"),
+    "when all have arrived": (ProcessGroupRanks, "arrive"),
+    "when sums are sent": (ProcessGroupRanks, "add_up"),
+    "when a step is applied": (Session, "apply"),
+}
+
+
+def dies(rank, phase, folder):
+    """Trains; rank 1 ends at a phase of its third step."""
+    place, name = PHASES[phase]
+    honest, calls = getattr(place, name), []
+
+    def killed(*arguments):
+        calls.append(name)
+        # each is met once a step, but sums, which travel apart from statistics
+        if len(calls) == (5 if name == "add_up" else 3):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return honest(*arguments)
+
+    if rank == 1:
+        setattr(place, name, killed)
+    return train(rank, storage={"folder": str(folder), "every": 1}, plan={"steps": 6, "spare": 3, "rate": 1.0})
+
+
+CORE = "when all have arrived"
+
+
+@pytest.mark.parametrize(
+    "phase", [pytest.param(phase, marks=() if phase == CORE else pytest.mark.slow) for phase in PHASES]
+)
+def test_a_rank_that_is_killed_at_any_phase_is_missed(tmp_path, phase):
+    team, folder = Team(2), tmp_path / "run"
+    try:
+        with pytest.raises(Failed) as found:
+            team.run(dies, phase, folder)
+    finally:
+        team.close()
+    first, second = found.value.errors
+    assert (first[0], second[0]) == ("RankLost", "Killed")
+    assert "another rank ended" in first[1]
+    assert len(charges(folder)) in (2, 3)  # the step under way is charged, or not yet
+    run = train(
+        0, storage={"folder": str(folder), "every": 1, "resume": True}, plan={"steps": 6, "spare": 3, "rate": 1.0}
+    )
+    assert run["steps"] in (6, 7)
+    assert len(charges(folder)) in (6, 7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [20])
 def test_a_killed_rank_ends_the_run_in_seconds_and_it_goes_on(tmp_path, times):
     chance, folder, killed = random.Random(times), tmp_path / "run", 0
     for turn in range(times):

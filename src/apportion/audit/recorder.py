@@ -87,12 +87,13 @@ class Recorder:
         common: how many coins are tossed for what both data sets share; those after them fall true in every draw.
         kept: the noisy sums to hand out, by step and call; `None` to add real noise.
         secret: which secret stream dropout would have.
+        rank: of a run of several ranks, which of them is watched (`recorded_ranks.py`).
     """
 
-    def __init__(self, common: int, kept: Recorder | None = None, secret: int = 0):
+    def __init__(self, common: int, kept: Recorder | None = None, secret: int = 0, rank: int = 0):
         self.common, self._kept = common, kept
         self.records_of: Callable[[Numbers], Numbers] = lambda drawn: drawn
-        self.randomness = _Draws(self, secret)
+        self.randomness = _Draws(self, secret, rank)
         self.session: Session | None = None
         self.steps: list[Step] = []
         self.after: State = {}
@@ -194,8 +195,8 @@ def _form(tensor: Tensor) -> tuple[object, ...]:
 class _Draws(Randomness):
     """Reproducible streams, in which the last record is always drawn."""
 
-    def __init__(self, recorder: Recorder, secret: int):
-        super().__init__(bytes(KEY_BYTES), private=False)
+    def __init__(self, recorder: Recorder, secret: int, rank: int):
+        super().__init__(bytes([rank]) * KEY_BYTES, private=False)
         self._recorder = recorder
         self._secret = Randomness(bytes([secret]) * KEY_BYTES, private=False)
 

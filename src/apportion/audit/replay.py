@@ -33,6 +33,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from apportion import validate
 from apportion.audit.audited_owners import AuditedOwners
 from apportion.audit.neighbours import Neighbour, neighbours, outlier_of, records_with
+from apportion.audit.recorded_ranks import RecordedRanks, inspect_ranks, run_watched
 from apportion.audit.recorder import LONE_STEP, Recorder
 from apportion.audit.replay_comparison import Declared, compare, distances, inspect_noise, inspect_run
 from apportion.audit.replay_report import SHARP, Finding, Measured, ReplayReport
@@ -41,6 +42,7 @@ from apportion.budget import Budget, Group, Public, Record
 from apportion.channel_norm import ChannelNorm
 from apportion.curator.curator import Curator, LossFunction
 from apportion.curator.gradients.engine import EngineChoice
+from apportion.curator.owners import Owners
 from apportion.curator.records import Batch, Records, as_records
 from apportion.curator.tree import map_tensors
 from apportion.curator.views import Views
@@ -50,6 +52,7 @@ from apportion.execution import Execution, Mode
 from apportion.models.check import copy_model
 from apportion.models.synthetic import without_dropout
 from apportion.planning import Plan, find_recipe, plan_steps
+from apportion.ranks import Ranks
 from apportion.sampling import Sampling
 from apportion.strategies.people import IndividualEstimate, IndividualFilter
 from apportion.strategies.recipes import Recipe
@@ -100,17 +103,25 @@ class Subject:
         self, common: Batch, last: Batch | None, recorder: Recorder, *, readable: bool = True, group: int = 0
     ) -> None:
         """Take all steps on `common` and `last`, whose owner is in `group`, from the same start every time."""
-        model = copy_model(self.model)
         audited = AuditedOwners.of(self.plan.budget, RECORDS, last=last is not None, group=group)
-        recorder.common, recorder.records_of = audited.common, audited.owners.records_of
+        recorder.common = audited.common
+
+        def run(recorder: Recorder, ranks: Ranks) -> None:
+            records = records_with(common, last, recorder.read, readable, audited.copies)
+            self._run(records, audited.owners, recorder, ranks)
+
+        run_watched(recorder, audited.owners, self.execution.noise_from, run)
+
+    def _run(self, records: Records, owners: Owners, recorder: Recorder, ranks: Ranks) -> None:
+        """Take all steps, as one of the ranks or alone."""
+        model = copy_model(self.model)
         optimizer = build_optimizer(model, self.optimizer, self.lr)
-        records = records_with(common, last, recorder.read, readable, audited.copies)
         records.views = self.views
         setup = Setup(
             model=model,
             optimizer=optimizer,
             records=records,
-            owners=audited.owners,
+            owners=owners,
             plan=copy.deepcopy(self.plan),
             choice=self.engine,
             execution=self.execution,
@@ -120,6 +131,7 @@ class Subject:
             domain=self.domain,
             own_loop=self.loop is not None,
             build_curator=partial(Curator, mechanisms=recorder),
+            ranks=ranks,
         )
         session = open_session(setup)
         recorder.watch(session)
@@ -156,6 +168,7 @@ def replay(
     loop: Loop | None = None,
     loss_reduction: Reduction = "mean",
     scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+    ranks: int = 1,
 ) -> ReplayReport:
     """Replay a few steps of private training on neighbouring data sets and report whatever tells them apart.
 
@@ -169,6 +182,7 @@ def replay(
         engine: how per-record gradients are computed, "vmap" or "loop"; by default what `train` would choose.
         loop: a training loop of one's own, called with a `Private` as `make_private` returns it; `loss_fn` may then be None.
         loss_reduction, scheduler: for such a loop, as in `make_private`; the scheduler as a function of the optimiser.
+        ranks: replay a run of so many ranks, which take turns in this process: what they release together is audited.
 
     Returns:
         A `ReplayReport`: `report.ok`, `report.findings`, `report.require()`.
@@ -178,6 +192,7 @@ def replay(
     """
     if steps is not None:
         validate.whole("steps", steps, "one of the steps has an empty batch", "Use steps=4", least=LONE_STEP)
+    validate.whole("ranks", ranks, "it is a number of processes", "Use ranks=2")
     if loss_fn is None and loop is None:
         raise InvalidArgument(
             "loss_fn", None, "there is nothing to differentiate", "Pass a loss, or a loop of your own"
@@ -219,7 +234,7 @@ def replay(
     with torch.random.fork_rng(devices=[]):
         outlier = outlier_of(subject.model, None if loop else loss_fn, subject.engine, common, record)
         pairs = neighbours(record, outlier, broken=loop is None)
-        report = NeighbourAudit(subject, common, record).report(pairs)
+        report = NeighbourAudit(subject, common, record, ranks).report(pairs)
     notes = [f"dropout was switched off to make the runs comparable: {', '.join(silenced)}"] if silenced else []
     if loop is not None:
         notes.append(
@@ -279,8 +294,8 @@ def _engine(wanted: Mode | None, model: nn.Module, loss_fn: LossFunction | None,
 class NeighbourAudit:
     """Runs one subject on pairs of neighbours."""
 
-    def __init__(self, subject: Subject, common: Batch, record: Batch):
-        self._subject, self._common, self._record = subject, common, record
+    def __init__(self, subject: Subject, common: Batch, record: Batch, ranks: int = 1):
+        self._subject, self._common, self._record, self._ranks = subject, common, record, ranks
         plan = subject.plan
         leaves_out = isinstance(plan.recipe.people, IndividualFilter)
         self._declared = Declared(subject.model, plan.expected_batch_size, plan.budget.unit.coins_per_unit, leaves_out)
@@ -304,24 +319,30 @@ class NeighbourAudit:
     def _report_group(self, pairs: tuple[Neighbour, ...], group: int) -> None:
         groups = self._subject.plan.budget.groups
         suffix = f", group {groups[group].name}" if groups else ""
-        present = Recorder(RECORDS)
+        present = self._recorder()
         self._watched(present, self._record, group, forgiving=False)
         if group == 0:
             self._require_comparable(present)
-        absent = Recorder(RECORDS)
+        absent = self._recorder()
         self._watched(absent, None, group)
         for name, last, run in (("D", False, absent), ("D with a record more", True, present)):
             size = self._coins(last, group)
             self._findings += inspect_run(run, name + suffix, self._declared, size)
             self._findings += inspect_noise(run, name + suffix)
+            self._findings += inspect_ranks(run, name + suffix)
         for pair in pairs:
             before = absent if pair.before is None else present
-            after = Recorder(RECORDS, before)
+            after = self._recorder(before)
             self._watched(after, pair.after, group, readable=pair.readable)
             found, ratio = self._judge(replace(pair, name=pair.name + suffix), before, after, group)
             self._findings += found
             self._measured.append(Measured(pair.name + suffix, ratio, len(found)))
             self._runs.append(after)
+
+    def _recorder(self, kept: Recorder | None = None, secret: int = 0) -> Recorder:
+        return (
+            Recorder(RECORDS, kept, secret) if self._ranks == 1 else RecordedRanks(RECORDS, kept, secret, self._ranks)
+        )
 
     def _coins(self, last: bool, group: int) -> int:
         return AuditedOwners.of(self._subject.plan.budget, RECORDS, last=last, group=group).owners.coins
@@ -331,6 +352,7 @@ class NeighbourAudit:
         found = [*inspect_run(after, pair.name, self._declared, size), *compare(before, after, pair.name)]
         measured = list(distances(before, after, pair.multiple, self._declared, group))
         found += [distance.finding(pair.name) for distance in measured if not distance.within]
+        found += inspect_ranks(after, pair.name)
         return found, max((distance.ratio for distance in measured if distance.tells), default=0.0)
 
     def _watched(
@@ -355,7 +377,7 @@ class NeighbourAudit:
 
     def _require_comparable(self, first: Recorder) -> None:
         """The same data with other secret random bits must give the same sums, or a difference would mean nothing."""
-        again = Recorder(RECORDS, first, secret=1)
+        again = self._recorder(first, secret=1)
         self._watched(again, self._record, seed=1)
         moved = [distance.measured for distance in distances(first, again, 1.0, self._declared)]
         states = zip(first.states(), again.states(), strict=False)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from inspect import getdoc
 from typing import Annotated, Any
 
@@ -28,9 +32,12 @@ from apportion.cli.statement_command import statement
 from apportion.cli.statistics_command import statistics
 from apportion.cli.train_command import train
 from apportion.cli.tune_command import tune
-from apportion.errors import ApportionError, InvalidArgument, MissingExtra, UnusableRecords
+from apportion.errors import ApportionError, InvalidArgument, MissingExtra, RankLost, UnusableRecords
 from apportion.execution import ACCUMULATION
 from apportion.extras import EXTRAS
+
+LOST = 4
+"""Exit code of a run of several processes that has lost one."""
 
 app = typer.Typer(
     name="apportion",
@@ -84,17 +91,23 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 def main(arguments: list[str] | None = None, commands: typer.Typer | None = None) -> None:
     """Run the command line. Deliberate errors, and those of the file system, are one line on standard error and exit code 2; 3 for a run
-    that was charged and has stopped because its records cannot be used."""
+    that was charged and has stopped because its records cannot be used, 4 for one of several processes that has lost another."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without ε, or a name that is no text
+    said = sys.argv[1:] if arguments is None else arguments
+    if _started() > 1:  # torchrun ends the others so when one has failed: they say how to go on
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        _require_text(sys.argv[1:] if arguments is None else arguments)
-        with warnings.catch_warnings():
+        _require_text(said)
+        _require_one_process(said)
+        with warnings.catch_warnings(), _only_the_first_rank_tells():
             warnings.showwarning = _one_line
             code = (commands or app)(args=arguments, standalone_mode=False)
     except UnusableRecords as error:
         _fail(str(error), code=3)
+    except RankLost as error:
+        _fail(str(error), code=LOST)
     except ApportionError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
@@ -111,7 +124,8 @@ def main(arguments: list[str] | None = None, commands: typer.Typer | None = None
     except OSError as error:
         _fail(f"{error.filename or 'the system'}: {error.strerror or error}. Nothing more was done.")
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
+        if _rank() == 0:
+            print("interrupted", file=sys.stderr)
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -123,8 +137,39 @@ def _require_text(arguments: list[str]) -> None:
             raise InvalidArgument("argument", argument, "it is not text in UTF-8", "Type it anew")
 
 
+def _rank() -> int:
+    """Which of the processes that torchrun has started this is; 0 if it is the only one."""
+    return int(os.environ.get("RANK", "0")) if _started() > 1 else 0
+
+
+def _started() -> int:
+    """How many processes torchrun has started."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+
+
+def _require_one_process(arguments: list[str]) -> None:
+    """Refuse to do the same several times over: only `train` is made for several processes."""
+    asked = next((argument for argument in arguments if not argument.startswith("-")), None)
+    if _started() > 1 and asked not in (None, "train"):
+        reason = "torchrun has started several processes, and each would do and charge the same for itself"
+        raise InvalidArgument("command", asked, reason, "Start it without torchrun; `apportion train` can use it")
+
+
+@contextmanager
+def _only_the_first_rank_tells() -> Iterator[None]:
+    """What other ranks would print is printed once, by the first."""
+    if _rank() == 0:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
+
+
 def _fail(message: str, code: int = 2) -> None:
-    print("error:", " ".join(message.split()), file=sys.stderr)
+    """Of several ranks the first one tells; another one only of a rank that was lost, which may be the first."""
+    rank = _rank()
+    if rank == 0 or code == LOST:
+        print(f"error{f' (rank {rank})' if rank else ''}:", " ".join(message.split()), file=sys.stderr)
     sys.exit(code)
 
 

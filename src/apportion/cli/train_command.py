@@ -142,14 +142,24 @@ def _start(
             found = settings() if ranks.rank == 0 else None
         request = ranks.agree(found)
         assert request is not None
-        if ranks.count > 1 and request.holdout is not None:
-            reason = "which records are held out is decided by one process"
-            raise InvalidArgument("holdout", request.holdout.fraction, reason, "Leave it out, or use one process")
+        if ranks.count > 1:
+            _require_ranks_fit(request)
         if ranks.rank == 0:
             _run(request, folder, data_dir, ranks, as_json=as_json, resume=resume)
             return
         with TemporaryDirectory() as nowhere:
             _train(request, Path(nowhere), data_dir, ranks, resume=resume)
+
+
+def _require_ranks_fit(request: RunSettings) -> None:
+    """Refuse what one process does."""
+    if request.holdout is not None:
+        reason = "which records are held out is decided by one process"
+        raise InvalidArgument("holdout", request.holdout.fraction, reason, "Leave it out, or use one process")
+    if request.plan is None:
+        name = request.experiment.recipe[0].name
+        reason = "training without privacy is done by one process here"
+        raise InvalidArgument("recipe", name, reason, "Start it without torchrun, or choose a private recipe")
 
 
 def _shown(said: dict[str, Any]) -> str:

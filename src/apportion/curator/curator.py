@@ -53,7 +53,7 @@ from apportion.domain import Domain
 from apportion.errors import InvalidArgument, WrongOrder
 from apportion.event import Event
 from apportion.execution import Execution
-from apportion.ranks import ALONE, Ranks
+from apportion.ranks import ALONE, Ranks, expected
 from apportion.releases import (
     FLOAT32_HEADROOM,
     KINDS,
@@ -137,6 +137,11 @@ class Draw:
         """What of the request is computed in this process: all of it, unless the parameters are divided between several."""
         return self._request.noised
 
+    @property
+    def released(self) -> bool:
+        """Whether its answer was asked for."""
+        return self._released
+
     def micro_batches(self) -> Iterator[Piece]:
         """The batch in pieces. It can be walked through once; an empty draw has no piece."""
         return self._pieces
@@ -215,8 +220,9 @@ class Draw:
         if self._released:
             raise WrongOrder("this draw was released already: one request has one answer")
         self._released = True
-        if self._weigh is not None:
-            self._add_last_user()
+        with expected(self._ranks):
+            if self._weigh is not None:
+                self._add_last_user()
         self._ranks.arrive()
         sums = [release for release in self.noised if isinstance(release, ClippedSum)]
         asked = [(release, name) for release in sums for name in group_names(release, list(self._trained))]
@@ -236,12 +242,23 @@ class Draw:
 
     def _part(self, release: ClippedSum, name: str) -> Tensor:
         """What this rank adds to the answer about a parameter: its sum with its share of the noise."""
-        parameter, exact = self._trained[name], self._pop_sum(name, self._trained[name])
-        # whatever the batch was, the answer is rounded once: to the parameter's type
-        if release.frame is not None or exact.dtype != parameter.dtype or self._ranks.wide:
+        exact = self._pop_sum(name, self._trained[name])
+        kept = self._type_of_part(release, self._trained[name].dtype)
+        # whatever the batch was, a part is rounded once
+        if exact.dtype != kept:
             exact = with_float64(exact).to(torch.float64)
         answer = self._add_noise(release, exact)
-        return answer if release.frame is not None or self._ranks.wide else answer.to(parameter.dtype)
+        return answer.to(kept)
+
+    def _type_of_part(self, release: ClippedSum, parameter: torch.dtype) -> torch.dtype:
+        """As what a part is added to those of other ranks: from public facts, so that all agree.
+
+        A process alone rounds to the parameter's type after all noise was added, which costs nothing. A part has a share of the noise only:
+        where 16 bits round it to steps as large as that, the shares of the others could not hide from which side it was rounded.
+        """
+        if release.frame is not None or self._ranks.wide:
+            return torch.float64
+        return parameter if self._ranks.count == 1 else torch.promote_types(parameter, torch.float32)
 
     def _count(self, one: Statistic) -> Tensor:
         """What this rank adds to the answer about a statistic, with its share of the noise."""
@@ -380,6 +397,11 @@ class Curator:
         """What did not contribute, and why: lines of JSON for the owner of the data. Secret."""
         return self._problems.text()
 
+    def gather_problems(self) -> None:
+        """Learn what other ranks have counted. All of them come here at the same step."""
+        rank, found = self._ranks.rank, self._ranks.gather(self._problems.tally())
+        self._problems.know([*found[:rank], *found[rank + 1 :]])
+
     def secret_state(self) -> dict[str, Any] | None:
         """Accounts of single people, for a checkpoint in secret/; `None` where none are kept."""
         if self._individual is None:
@@ -416,11 +438,8 @@ class Curator:
         if self._individual is not None and self._individual.due:
             self._individual.bound(self._norm_ratios(request, loss_fn))
         draw = self.open(request)
-        try:
+        with expected(self._ranks):
             self._add_batch(draw, loss_fn)
-        except BaseException:
-            self._ranks.give_up()
-            raise
         return draw.release()
 
     def _add_batch(self, draw: Draw, loss_fn: LossFunction) -> None:
@@ -494,7 +513,9 @@ class Curator:
     def _require_same_groups(self, request: Request) -> None:
         """Everybody is in one of the groups that the request is priced for: others would be clipped and drawn as nobody paid for."""
         groups = self._owners.coin_groups
-        if (groups is None) != (not request.groups) or (groups is not None and groups.max() >= len(request.groups)):
+        if (groups is None) != (not request.groups) or (
+            groups is not None and groups.max(initial=-1) >= len(request.groups)
+        ):
             reason = "it is priced for other groups than those that the records are in"
             raise InvalidArgument("groups", f"{len(request.groups)} of them", reason, "Use the budget of the plan")
 

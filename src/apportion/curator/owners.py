@@ -181,7 +181,7 @@ def select(records: Records, argument: str, selector: Selector | None, why: str)
         raise InvalidArgument(argument, None, why, "Pass an array, the name of an input, or a function of a record")
     if callable(selector) or isinstance(selector, (str, int)):
         found = [_look(records, selector, index) for index in range(len(records))]
-        if all(value is _UNREAD for value in found):
+        if found and all(value is _UNREAD for value in found):
             fix = "Check it on a record of your own: it is called with one record's inputs and target, and returns a number or a text"
             raise InvalidArgument(argument, validate.shown(selector), "it fails for every record", fix)
         return found

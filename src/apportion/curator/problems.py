@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 NOTE = (
@@ -18,6 +18,9 @@ UNREAD, OUTSIDE, FAILED, NOT_FINITE = "cannot be read", "outside the domain", "c
 """Why a record contributes nothing: the data set raised, a value was not declared, model or loss raised, the gradient is no number."""
 MAX_TEXTS = 50
 """Different errors that are told apart; their texts may name single records."""
+
+Tally = tuple[int, dict[tuple[str, str], int]]
+"""How many records were drawn, and how often each problem was met."""
 
 
 class Problems:
@@ -31,6 +34,7 @@ class Problems:
         self.drawn = 0
         self._found = dict(found or {})
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._elsewhere: list[Tally] = []
 
     def count(self, kind: str, times: int, error: str = "") -> None:
         """So many records of a draw did not contribute, for this reason."""
@@ -48,16 +52,31 @@ class Problems:
         """Forget what was counted since then: the same records are tried in another way."""
         self._counts = counted
 
+    def tally(self) -> Tally:
+        """What was counted here, for other ranks."""
+        return self.drawn, dict(self._counts)
+
+    def know(self, elsewhere: Sequence[Tally]) -> None:
+        """What other ranks have counted so far: the file adds it."""
+        self._elsewhere = list(elsewhere)
+
     def lines(self) -> list[dict[str, object]]:
         """The file, line by line."""
-        lost = sum(self._counts.values())
+        drawn, counts = self.drawn, self._counts.copy()
+        for their_drawn, theirs in self._elsewhere:
+            drawn += their_drawn
+            counts.update(theirs)
         return [
             {"note": NOTE},
-            {"records_drawn": self.drawn, "not_usable": lost, "counted": "once for each draw that a record was in"},
+            {
+                "records_drawn": drawn,
+                "not_usable": sum(counts.values()),
+                "counted": "once for each draw that a record was in",
+            },
             *({"while_reading": what, "times": times} for what, times in sorted(self._found.items())),
             *(
                 {"problem": kind, **({"error": error} if error else {}), "times": times}
-                for (kind, error), times in self._counts.most_common()
+                for (kind, error), times in counts.most_common()
             ),
         ]
 

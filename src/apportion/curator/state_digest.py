@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apportion.devices import with_float64
 from apportion.request import Request
+
+_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def state_digest(request: Request, parameters: Mapping[str, Tensor]) -> bytes:
-    """Of what is asked next, to the last bit of its thresholds and multipliers, and of the sum of each parameter.
+    """Of what is asked next, to the last bit of its thresholds and multipliers, and of each parameter.
 
     Thresholds, multipliers and directions are what the strategies made of all answers so far. Two ranks whose weights differ have other
     sums, unless somebody arranges it: it finds faults, and keeps nobody out.
@@ -39,5 +40,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _total(tensor: Tensor) -> float:
-    return float(with_float64(tensor.detach()).sum(dtype=torch.float64))
+def _total(tensor: Tensor) -> int:
+    """The sum of the bits of all numbers, read as whole ones: in any order, by any number of threads, the same."""
+    plain = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    return int(plain.view(_WHOLE[plain.element_size()]).sum(dtype=torch.int64))

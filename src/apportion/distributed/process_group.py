@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, distributed
 
-from apportion.errors import ApportionError, InvalidArgument, RankLost
-from apportion.ranks import ALONE, Ranks
+from apportion.errors import InvalidArgument, RankLost
+from apportion.ranks import ALONE, Ranks, expected
 
 Value = TypeVar("Value")
 NoiseFrom = Literal["every rank", "first rank"]
@@ -54,15 +54,17 @@ class ProcessGroupRanks:
 
     Args:
         noise_from: who adds it.
+        link: by whose functions they talk: those of torch.distributed, or of ranks that take turns in one process (`in_turn.py`).
     """
 
     divides_records = True
 
-    def __init__(self, noise_from: NoiseFrom = "every rank"):
-        self.rank, self.count = distributed.get_rank(), distributed.get_world_size()
+    def __init__(self, noise_from: NoiseFrom = "every rank", link: Any = distributed):
+        self._link = link
+        self.rank, self.count = link.get_rank(), link.get_world_size()
         self.wide = noise_from == "first rank"
         self.share = self.count**-0.5 if not self.wide else float(self.rank == 0)
-        backend = distributed.get_backend()
+        backend = link.get_backend()
         if backend not in ("gloo", "nccl"):
             reason = "runs of several processes were built for gloo and nccl"
             raise InvalidArgument("backend", backend, reason, 'Use init_process_group("gloo"), or "nccl" on GPUs')
@@ -75,9 +77,12 @@ class ProcessGroupRanks:
             yield
         except Exception as error:
             failure = error
-        texts = self.gather(None if failure is None else f"{type(failure).__name__}: {failure}")
-        if failure is not None:
-            raise failure
+        told = None if failure is None else f"{type(failure).__name__}: {failure}"
+        try:
+            texts = self.gather(told)
+        finally:
+            if failure is not None:  # whether or not the others could be told
+                raise failure
         for rank, text in enumerate(texts):
             if text is not None:
                 raise RankLost(f"rank {rank} cannot begin, so nobody does, and nothing was charged. It says: {text}")
@@ -85,13 +90,13 @@ class ProcessGroupRanks:
     def agree(self, value: Value) -> Value:
         sent: list[Value] = [value]  # pickled by torch: the ranks trust each other
         with _lost("It was waited for what rank 0 says"):
-            distributed.broadcast_object_list(sent, 0, device=self._device)
+            self._link.broadcast_object_list(sent, 0, device=self._device)
         return sent[0]
 
     def gather(self, value: Any) -> list[Any]:
         found: list[Any] = [None] * self.count
         with _lost("The run was being set up"):
-            distributed.all_gather_object(found, value)
+            self._link.all_gather_object(found, value)
         return found
 
     def require_same(self, digest: bytes) -> None:
@@ -105,27 +110,23 @@ class ProcessGroupRanks:
             )
 
     def charge(self, action: Callable[[], None]) -> None:
-        refused: ApportionError | None = None
         if self.rank == 0:
-            try:
+            with expected(self):
                 action()
-            except ApportionError as error:
-                refused = error
-        self._require_charged(refused)
+        self._require_charged()
         if self.rank:
             action()
 
-    def _require_charged(self, refused: ApportionError | None) -> None:
+    def _require_charged(self) -> None:
         """Wait until the first rank says that the charge is durable."""
-        found = self._exchange(_HERE if refused is None else _LOST)
-        if refused is not None:
-            raise refused
+        found = self._exchange(_HERE)
         if found[0] != _HERE:
             raise RankLost("rank 0 could not charge the next step, and its error says why. Nothing was drawn for it")
 
     def give_up(self) -> None:
-        with suppress(RankLost):  # they are gone too
-            self._exchange(_LOST)
+        if self._link.is_initialized():
+            with suppress(RankLost):  # they are gone too
+                self._exchange(_LOST)
 
     def arrive(self) -> None:
         found = self._exchange(_HERE)
@@ -137,7 +138,7 @@ class ProcessGroupRanks:
         with _lost("The run was being set up"):
             for tensor in tensors:
                 sent = tensor.detach().to(self._device)
-                distributed.broadcast(sent, 0)
+                self._link.broadcast(sent, 0)
                 tensor.detach().copy_(sent)
 
     def add_up(self, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -162,7 +163,7 @@ class ProcessGroupRanks:
         flat = torch.cat([one.reshape(-1) for one in bucket])
         moved = flat.to(self._device) if self._device.type == "cuda" else flat
         with _lost(_BURNT):
-            return bucket, moved, distributed.all_reduce(moved, async_op=True)
+            return bucket, moved, self._link.all_reduce(moved, async_op=True)
 
     def sending(self) -> AbstractContextManager[None]:
         """Around messages of a step that this class does not send itself: what they raise says that a rank is gone."""
@@ -177,7 +178,7 @@ class ProcessGroupRanks:
         mine = torch.tensor([word], dtype=torch.int64, device=self._device)
         found = list(torch.empty(self.count, 1, dtype=torch.int64, device=self._device).unbind())
         with _lost(_BURNT):
-            distributed.all_gather(found, mine)
+            self._link.all_gather(found, mine)
         return [int(one) for one in torch.cat(found).tolist()]
 
 

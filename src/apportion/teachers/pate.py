@@ -38,6 +38,7 @@ from apportion.teachers.teaching import (
 )
 from apportion.teachers.variants import Upsampling, Vanishing, Variant, Weighting
 from apportion.training.evaluation import require_public
+from apportion.training.preflight import require_one_process
 from apportion.training.storage import Storage
 
 PROBED = 4
@@ -122,6 +123,7 @@ def pate(
         >>> taught.queries_answered, taught.groups[0].epsilon <= 5.0
         (100, True)
     """
+    require_one_process("pate")
     storage, fit, randomness = storage or Storage(), fit or Fit(), Randomness.choose(seed)
     _require_kind("storage", storage, (Storage,), 'apportion.Storage("runs/one")')
     task = _prepare(

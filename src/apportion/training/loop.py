@@ -30,6 +30,7 @@ def take_steps(
         session.write_checkpoint_if_due()
         show(entry)
         session.require_usable()
+    session.gather_problems()
     if session.entries and _is_unfinished(
         session.entries[-1], evaluation
     ):  # a filter ended the run before its last step

@@ -45,7 +45,13 @@ from apportion.training.optimizers import (
     require_same_parameters,
 )
 from apportion.training.session import Session, Setup
-from apportion.training.several_ranks import divided, facts_of_ranks, require_ranks_fit, require_same_settings
+from apportion.training.several_ranks import (
+    divided,
+    facts_of_ranks,
+    require_ranks_fit,
+    require_same_records,
+    require_same_settings,
+)
 from apportion.training.storage import CHECKPOINT, DRAWS, KEY, LEDGER, PROBLEMS, Storage
 
 
@@ -65,6 +71,7 @@ def open_session(setup: Setup) -> Session:
         owners = setup.owners or owners_of(setup.records, setup.plan.budget)
         engine = setup.engine or VettedEngine(setup.model, setup.choice, *setup.records.example)
     require_same_settings(ranks, configuration(setup) | facts_of_ranks(setup))
+    require_same_records(setup, owners)
     kept_spare = _kept_spare(setup)
     if ranks.rank:
         setup = replace(setup, storage=Storage())
@@ -92,6 +99,7 @@ def open_session(setup: Setup) -> Session:
                 session.warn_if_unusable()
             else:
                 _require_a_first_step(session)
+        session.checkpoint_every = ranks.agree(session.checkpoint_every)
         if earlier is None:
             session.write_checkpoint()
     if isinstance(session.curator, ExactCurator):

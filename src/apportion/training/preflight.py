@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from apportion import validate
 from apportion.curator.gradients.losses import LossFunction
 from apportion.curator.records import Records
+from apportion.distributed.process_group import find_ranks
 from apportion.domain import IGNORED, Domain
 from apportion.errors import InvalidArgument
 from apportion.models.synthetic import find_runnable_batch, prepare_model
@@ -30,13 +30,24 @@ def require_known_processes(model: nn.Module) -> None:
         reason = "it averages the gradients of several devices before they are clipped"
         fix = "Pass model.module: the ranks of an initialised process group are used without it"
         raise InvalidArgument("model", type(model).__name__, reason, fix)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return
-    started = os.environ.get("WORLD_SIZE", "1")
-    if "TORCHELASTIC_RUN_ID" in os.environ and started != "1":
+    started = _started_processes()
+    if find_ranks().count < started:
         reason = "torchrun has started several processes, and each would claim the whole budget for draws of its own"
         fix = "Call torch.distributed.init_process_group() first, or run it in one process"
         raise InvalidArgument("processes", started, reason, fix)
+
+
+def require_one_process(what: str) -> None:
+    """Refuse several processes for what one of them does: each would ask the records, and claim the whole budget, for itself."""
+    processes = max(find_ranks().count, _started_processes())
+    if processes > 1:
+        reason = f"each of them would do `{what}` for itself, and claim the whole budget"
+        raise InvalidArgument("processes", processes, reason, "Run it in one process, without a process group")
+
+
+def _started_processes() -> int:
+    """How many torchrun has started."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
 
 
 def require_callable(argument: str, value: object) -> None:

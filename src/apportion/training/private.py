@@ -235,6 +235,7 @@ class Private:
         finally:
             self._open, self.model.current, self._settings = False, None, None
         if not self.steps_left:
+            self._session.gather_problems()
             self._session.curator.end_workers()
             if (folder := self._session.storage.folder) is not None:
                 self.save(folder)
@@ -247,21 +248,29 @@ class Private:
             curator = self._session.curator
             assert isinstance(curator, Curator)  # draws that are repeated bit for bit are offered to `train` alone
             draw = curator.open(self._session.next_request())
-            pieces = draw.micro_batches()
-            piece = next(pieces, None)
-            if piece is None:
-                self._update(draw)
-            while piece is not None:
-                following = next(pieces, None)
-                self._micro_batches += 1
-                current = _MicroBatch(draw, piece.members, last=following is None, number=self._micro_batches)
-                self.model.current = current
-                yield piece.batch
-                if current.stage != "stepped":
-                    raise WrongOrder(
-                        f"a batch was left without private.optimizer.step(): its records would be missing from the sum. {ACCUMULATION}"
-                    )
-                piece = following
+            try:
+                yield from self._pieces(draw)
+            finally:
+                if not draw.released:  # the loop was left in the middle: other ranks need not wait
+                    self._session.ranks.give_up()
+
+    def _pieces(self, draw: Draw) -> Iterator[Batch]:
+        """The micro-batches of one draw. Without any, it is completed here."""
+        pieces = draw.micro_batches()
+        piece = next(pieces, None)
+        if piece is None:
+            self._update(draw)
+        while piece is not None:
+            following = next(pieces, None)
+            self._micro_batches += 1
+            current = _MicroBatch(draw, piece.members, last=following is None, number=self._micro_batches)
+            self.model.current = current
+            yield piece.batch
+            if current.stage != "stepped":
+                raise WrongOrder(
+                    f"a batch was left without private.optimizer.step(): its records would be missing from the sum. {ACCUMULATION}"
+                )
+            piece = following
 
     def complete_micro_batch(self) -> None:
         """What `optimizer.step()` does: add the micro-batch to the sum, and after the last one release and update."""

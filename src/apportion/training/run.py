@@ -102,13 +102,19 @@ class Run:
         }
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
-        """Write one HTML page about the run, which opens anywhere; `apportion.report([one, other], path)` compares several."""
+        """Write one HTML page about the run, which opens anywhere; `apportion.report([one, other], path)` compares several.
+
+        Of several ranks the first writes, here and in `save`."""
+        if self._session.ranks.rank:
+            return Path(path)
         from apportion.reporting import report
 
         return report(self, path, title=title)
 
     def save(self, folder: str | Path) -> Path:
         """Write the run folder. The ledger of a run that was started with `Storage(folder)` is already there."""
+        if self._session.ranks.rank:
+            return Path(folder)
         root, public = Path(folder), Path(folder) / "public"
         self._save_ledger(root / LEDGER)
         with explained(public):

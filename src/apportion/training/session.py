@@ -116,6 +116,8 @@ class Session:
     ):
         # Not the set-up itself: it holds the records, and only the curator may reach them.
         self.engine, self.account, self.checkpoints = engine, account, checkpoints
+        self.checkpoint_every = None if checkpoints is None else checkpoints.every
+        """Of all ranks the same, although only the first one writes."""
         self.plan, self.optimizer, self.randomness = setup.plan, setup.optimizer, setup.randomness
         self.storage, self.own_loop, self._scheduler = setup.storage, setup.own_loop, setup.scheduler
         self._validation, self.ranks = setup.validation, setup.ranks
@@ -237,6 +239,7 @@ class Session:
             return
         self._judged = True
         if self.usable.too_few:
+            self.gather_problems()
             self.write_checkpoint()
             raise self.usable.refusal(check.steps, self.left, self.plan.epsilon, self._place_of_problems)
         self.warn_if_unusable()
@@ -335,8 +338,14 @@ class Session:
             path.write_text(self.curator.problems(), encoding="utf-8", errors="backslashreplace")
 
     def write_checkpoint_if_due(self) -> None:
-        if self.checkpoints is not None and self.step % self.checkpoints.every == 0:
+        if self.checkpoint_every is not None and self.step % self.checkpoint_every == 0:
+            self.gather_problems()
             self.write_checkpoint()
+
+    def gather_problems(self) -> None:
+        """Learn what did not contribute on other ranks. All of them come here at the same step."""
+        if self.ranks.count > 1 and isinstance(self.curator, Curator):
+            self.curator.gather_problems()
 
     def _only_released_gradients(self, *_: Any) -> None:
         """Runs before every step of the optimiser, also one that is called past this session."""

@@ -7,14 +7,20 @@ from dataclasses import asdict
 from typing import Any
 
 from apportion.budget import User
+from apportion.curator.gradients.losses import LossFunction
 from apportion.curator.owners import Owners
-from apportion.curator.shard import ShardOwners
+from apportion.curator.shard import ShardOwners, division_digest
 from apportion.errors import InvalidArgument
 from apportion.ranks import Ranks
 from apportion.strategies.people import IndividualEstimate, IndividualFilter
 from apportion.training.checkpoint import first_difference
+from apportion.training.early_stopping import EarlyStopping
+from apportion.training.evaluation import Evaluation
+from apportion.training.named_losses import Loss
 from apportion.training.session import Setup
 from apportion.training.versions import package_versions
+
+Facts = dict[str, Any]
 
 
 def require_ranks_fit(setup: Setup) -> None:
@@ -40,7 +46,7 @@ def divided(owners: Owners, setup: Setup) -> Owners:
     return owners if alone else ShardOwners(owners, setup.ranks.rank, setup.ranks.count)
 
 
-def facts_of_ranks(setup: Setup) -> dict[str, Any]:
+def facts_of_ranks(setup: Setup) -> Facts:
     """What must be the same on all ranks, besides what must be the same when a run goes on."""
     if setup.ranks.count == 1:
         return {}
@@ -48,9 +54,48 @@ def facts_of_ranks(setup: Setup) -> dict[str, Any]:
         "lr": [group["lr"] for group in setup.optimizer.param_groups],
         "execution": asdict(setup.execution),
         "resume": setup.storage.resume,
-        "data": "the shard of each rank" if setup.records.local else f"{len(setup.records)} records on every rank",
+        "data": "the shard of each rank" if setup.records.local else "all records on every rank",
+        "validation": setup.validation is not None,
+        "domain": repr(setup.domain),
         "versions": package_versions(),
     }
+
+
+def facts_of_evaluation(loss_fn: LossFunction, evaluation: Evaluation | None, stop: EarlyStopping | None) -> Facts:
+    """What must be the same on all ranks about scores: each rank takes part whenever the first one measures."""
+    loss = loss_fn.name if isinstance(loss_fn, Loss) else getattr(loss_fn, "__qualname__", type(loss_fn).__name__)
+    if evaluation is None:
+        return {"loss_fn": loss, "evaluate": None}
+    return {
+        "loss_fn": loss,
+        "evaluate": f"{len(evaluation.records)} public records",
+        "metric": evaluation.metric.name,
+        "evaluate_every": evaluation.every,
+        "stop": repr(stop),
+    }
+
+
+def require_same_records(setup: Setup, owners: Owners) -> None:
+    """Refuse ranks that were given other records, or the same ones in another order: some would be drawn by two ranks, and weigh twice.
+
+    Whether it raises follows from what the ranks were given and not from what a record holds; nothing of a record is shown.
+    """
+    ranks = setup.ranks
+    if ranks.count == 1 or setup.records.local:
+        return
+    with ranks.joined():
+        digest = division_digest(setup.records, owners)
+    for rank, other in enumerate(found := ranks.gather(digest)):
+        if other != found[0]:
+            reason = (
+                f"rank {rank} has others than rank 0, or has them in another order or for other owners: some would be drawn by two "
+                "ranks. Nothing was charged"
+            )
+            fix = (
+                "Read the same records in the same order on every rank, and shuffle them, if at all, with one seed; a rank with records "
+                "of its own says so: apportion.distributed.LocalShard(data)"
+            )
+            raise InvalidArgument("data", "the records of the ranks", reason, fix)
 
 
 def require_same_settings(ranks: Ranks, settings: Mapping[str, Any]) -> None:
@@ -62,5 +107,5 @@ def require_same_settings(ranks: Ranks, settings: Mapping[str, Any]) -> None:
                 name,
                 first,
                 f"rank {rank} has {its!r}: all ranks must be started with the same settings, and nothing was charged",
-                "Pass the same arguments on every rank; a rank with records of its own says so: apportion.distributed.LocalShard(data)",
+                "Pass the same arguments on every rank",
             )

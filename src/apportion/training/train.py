@@ -32,6 +32,7 @@ from apportion.training.preflight import expected_domain, require_callable, requ
 from apportion.training.progress import Show, progress_bar
 from apportion.training.run import Run
 from apportion.training.session import Session, Setup
+from apportion.training.several_ranks import facts_of_evaluation, require_same_settings
 from apportion.training.storage import Storage
 
 
@@ -145,6 +146,7 @@ def train(
             domain=expected,
             ranks=ranks,
         )
+    require_same_settings(ranks, facts_of_evaluation(loss_fn, evaluation, stop))
     session = open_session(setup)
     session.metric = None if evaluation is None else evaluation.metric
     if isinstance(loss_fn, nn.Module):

@@ -18,6 +18,7 @@ from apportion.execution import Execution
 from apportion.planning import Plan
 from apportion.training.evaluation import require_public
 from apportion.training.optimizers import OptimizerFactory
+from apportion.training.preflight import require_one_process
 from apportion.training.storage import Storage
 from apportion.tuning.private_search import plan_search, search_privately
 from apportion.tuning.public_search import Show, search_publicly
@@ -88,6 +89,7 @@ def tune(
         InvalidArgument, UnsupportedModel: before anything is trained or charged.
         BudgetExhausted: likewise, if the limit of the data set does not cover the search.
     """
+    require_one_process("tune")
     execution, storage = execution or Execution(), storage or Storage()
     for name, value, kind in (("execution", execution, Execution), ("storage", storage, Storage)):
         if not isinstance(value, kind):
