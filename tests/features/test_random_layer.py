@@ -68,3 +68,12 @@ def test_it_can_be_said_in_words_where_features_are_whitened():
     assert choice.build_map() == ap.features.RandomLayer(ap.features.Scatter(), 7, groups=9)
     with pytest.raises(ap.errors.InvalidArgument, match="norm=group"):
         FeatureChoice.model_validate("scatter directions=7 norm=group").build_map()
+
+
+def test_all_of_it_on_one_image_is_what_it_was():
+    """Runs that were saved need the same features for ever: random directions, drawn images and colours are part of them."""
+    features = ap.features.Mirror(ap.features.RandomLayer(ap.features.Opponent(SCATTER), directions=2))
+    places = torch.arange(192.0)
+    image = (places * places * 0.37 % 1).view(1, 3, 8, 8)
+    found = ap.features.Extractor(features, (3, 8, 8), norm=None)(image)[0, ::8]
+    assert found.tolist() == pytest.approx([0.761, -0.542, -0.595, 1.313, -0.34, -0.389, 0.892, -0.583], abs=0.01)
