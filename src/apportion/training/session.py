@@ -22,6 +22,7 @@ from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.owners import Owners
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
+from apportion.distributed.sharded_model import ShardedModel
 from apportion.domain import Domain
 from apportion.errors import WrongOrder
 from apportion.execution import Execution
@@ -38,6 +39,8 @@ from apportion.training.history import Entry, as_columns, from_columns, is_repor
 from apportion.training.metrics import Metric
 from apportion.training.optimizers import require_same_parameters
 from apportion.training.recipe_state import RecipeState
+from apportion.training.sharded_checkpoint import ShardedCheckpoints
+from apportion.training.sharded_runs import in_parts, own_parts
 from apportion.training.storage import PROBLEMS, Storage
 from apportion.usable import UsableTally
 
@@ -71,6 +74,7 @@ class Setup:
         engine: instead of the chosen one, for audits.
         build_curator: makes the curator, for audits that look over its shoulder.
         ranks: the processes that make this run together.
+        shards: how the model is divided between them; `model` is then its whole copy, and the optimiser has the divided parameters.
     """
 
     model: nn.Module
@@ -90,6 +94,7 @@ class Setup:
     engine: Engine | None = None
     build_curator: BuildCurator = Curator
     ranks: Ranks = ALONE
+    shards: ShardedModel | None = None
 
 
 class Session:
@@ -112,13 +117,14 @@ class Session:
         engine: Engine,
         account: Account,
         build_curator: Callable[[Session], Curator | ExactCurator],
-        checkpoints: Checkpoints | None = None,
+        checkpoints: Checkpoints | ShardedCheckpoints | None = None,
     ):
         # Not the set-up itself: it holds the records, and only the curator may reach them.
         self.engine, self.account, self.checkpoints = engine, account, checkpoints
         self.plan, self.optimizer, self.randomness = setup.plan, setup.optimizer, setup.randomness
         self.storage, self.own_loop, self._scheduler = setup.storage, setup.own_loop, setup.scheduler
-        self._validation, self.ranks = setup.validation, setup.ranks
+        self._validation, self.ranks, self.shards = setup.validation, setup.ranks, setup.shards
+        self._gathered_average: nn.Module | None = None
         self.initial_learning_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.entries: list[Entry] = []
         self.usable, self._judged = UsableTally(), self.plan.usable is None
@@ -138,11 +144,22 @@ class Session:
             self.write_checkpoint()
 
     def _begin(self) -> RecipeState:
-        return RecipeState(self.plan, trained_parameters(self.model), self.initial_learning_rates[0])
+        whole = {name: tuple(one.shape) for name, one in trained_parameters(self.model).items()}
+        shapes = None if self.shards is None else whole
+        return RecipeState(self.plan, self._own_parameters(), self.initial_learning_rates[0], shapes)
+
+    def _own_parameters(self) -> Mapping[str, Tensor]:
+        """The trained parameters that the strategies work on; of a sharded model this rank's parts of them."""
+        return trained_parameters(self.model) if self.shards is None else self.shards.own()
+
+    @property
+    def trained_model(self) -> nn.Module:
+        """The model as the person has it, whose parameters the optimiser moves."""
+        return self.model if self.shards is None else self.shards.model
 
     def _rehearse(self) -> None:
         """Let the strategies meet requests and answers of zeros, so that they raise before anything is charged."""
-        parameters = trained_parameters(self.model)
+        parameters = self._own_parameters()
         strategies = self._begin()
         for step in range(1, min(REHEARSED, self.plan.steps) + 1):
             _answer_with_zeros(strategies, step, parameters)
@@ -157,7 +174,10 @@ class Session:
 
     @property
     def averaged(self) -> nn.Module | None:
-        """A copy of the model with averaged weights; `None` if the update keeps no average, or before the first step."""
+        """A copy of the model with averaged weights; `None` if the update keeps no average, or before the first step. Of a sharded model
+        the first rank has it, as it was when the model was last measured, or at the end."""
+        if self.shards is not None:
+            return self._gathered_average
         weights = self._strategies.averaged
         if weights is None:
             return None
@@ -166,6 +186,18 @@ class Session:
         for name, value in weights.items():
             parameters[name].data.copy_(value)
         return model
+
+    def _gather_average(self) -> None:
+        """Bring the parts of averaged weights together on the first rank. Called by all ranks."""
+        weights = self._strategies.averaged
+        if self.shards is None or weights is None:
+            return
+        if self.ranks.rank:
+            self.shards.gather_into(None, weights)
+            return
+        self._gathered_average = self._gathered_average or copy_model(self.model)
+        whole = {name: one.detach() for name, one in trained_parameters(self._gathered_average).items()}
+        self.shards.gather_into(whole, weights)
 
     @property
     def evaluated(self) -> nn.Module:
@@ -185,6 +217,10 @@ class Session:
 
     def next_request(self) -> Request:
         """What the strategies ask for at the next step. Also defined after the last one: the account refuses it then."""
+        if self.shards is not None and self.shards.moved:
+            raise WrongOrder(
+                "something has written to the weights of the sharded model between two steps. Set them before the run begins"
+            )
         return self._strategies.request(min(self.account.next_step, self.plan.steps))
 
     def affords(self, request: Request) -> bool:
@@ -202,11 +238,13 @@ class Session:
 
     def apply(self, released: Released) -> Entry:
         """Move the weights by what was released, let the strategies learn from it, write it down."""
-        require_same_parameters(self.model, self.optimizer)
+        require_same_parameters(self.trained_model, self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)  # whatever was there before was not released
-        answer = self._strategies.receive(released, trained_parameters(self.model))
+        answer = self._strategies.receive(released, self._own_parameters())
         learning_rate = self._steer(answer) if self._strategies.steering else self._optimize(answer or {})
-        self._strategies.settle(released, trained_parameters(self.model))
+        self._strategies.settle(released, self._own_parameters())
+        if self.shards is not None:
+            self.shards.gather()
         self._count_usable(released)
         entry = Entry(
             step=self.step,
@@ -253,9 +291,9 @@ class Session:
 
     def _optimize(self, gradients: Mapping[str, Tensor]) -> tuple[float, ...]:
         """Hand a released gradient to the optimiser. Returns the learning rates."""
-        parameters = trained_parameters(self.model)
+        parameters = trained_parameters(self.trained_model)
         for name, gradient in gradients.items():
-            parameters[name].grad = gradient
+            parameters[name].grad = gradient if self.shards is None else self.shards.parts[name].distributed(gradient)
         groups, rate = self.optimizer.param_groups, self._strategies.rate(self.step)
         declared = [group["lr"] for group in groups]
         for group, full in zip(groups, declared, strict=True):
@@ -287,19 +325,21 @@ class Session:
         return values if last is None or last != values else last
 
     def state(self) -> dict[str, Any]:
-        """All that moves, except the records and the random generators."""
+        """All that moves, except the records and the random generators. Of a sharded model all tensors like parameters are divided."""
         return {
             "step": self.step,
-            "model": self.model.state_dict(),
+            "model": self.trained_model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "usable": {**asdict(self.usable), "judged": self._judged},
-            **self._strategies.state(),
+            **(self._strategies.state() if self.shards is None else in_parts(self._strategies.state(), self.shards)),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Put back what `state` returned."""
-        self.model.load_state_dict(state["model"])
+        """Put back what `state` returned. The weights of a sharded model have to be gathered afterwards."""
+        if self.shards is not None:
+            state = {**state, **own_parts({name: state[name] for name in ("clip", "noise", "update")})}
+        self.trained_model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
@@ -323,7 +363,8 @@ class Session:
             if isinstance(self.curator, Curator) and (secret := self.curator.secret_state()) is not None:
                 content["individual"] = secret
             self.checkpoints.write(content)
-            self.write_problems(self.checkpoints.folder)
+            if self.ranks.rank == 0:
+                self.write_problems(self.checkpoints.folder)
 
     def write_problems(self, folder: Path) -> None:
         """What did not contribute, for the owner of the data: always, so that the file itself tells nothing. No run rests on it."""
@@ -360,11 +401,18 @@ class Session:
 
     def _measured(self, measure: Callable[[], Score]) -> Score:
         """What the first rank measures. The others wait for it: what follows from a score must be the same for all."""
+        self._gather_average()
         return self.ranks.agree(measure()) if self.ranks.rank == 0 else self.ranks.agree(cast(Score, None))
 
     @property
     def report_is_due(self) -> bool:
         return is_report_step(self.step, self.plan.steps)
+
+    def complete(self) -> None:
+        """What all ranks of a sharded model do together after the last step: one alone could not bring the parts together."""
+        if self.shards is not None and self.entries:
+            self._gather_average()
+            self.write_checkpoint()
 
     def close(self) -> None:
         """What is left to do when a run has ended: a key that could repeat its draws is deleted."""

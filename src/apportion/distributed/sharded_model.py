@@ -1,0 +1,247 @@
+"""A model whose parameters are divided between the ranks by `torch.distributed.fsdp.fully_shard`.
+
+Each rank keeps its own part of every parameter, and with it the optimiser's state and the released gradient of that part. Records stay whole:
+a rank computes the gradients of its own records through all layers, so the norm of a record's gradient is complete where the record is, and
+no per-record number travels. What travels:
+
+- the weights, from the parts of all ranks to a **whole copy** on each (`gather`, once a step), in which the engine runs;
+- the clipped sums of all ranks, added up and divided again: each rank gets the total of its own part (`add_up`). It travels in float64 and
+  without noise, between ranks that trust each other; the owner of a part adds all of its noise, once.
+
+The weights are not gathered layer by layer while records run. A rank would then have to take part in as many exchanges as the others have
+micro-batches, also where a record fails in the middle of the model: whether the ranks meet would depend on records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from apportion.curator.gradients.reference import trained_parameters
+from apportion.distributed.process_group import BURNT, explained_loss
+from apportion.errors import InvalidArgument
+
+BUCKET_BYTES = 25 << 20
+"""Parts that travel together, in one message; a parameter that is larger travels alone."""
+
+
+def find_sharded(model: nn.Module) -> ShardedModel | None:
+    """The parts of a model on this rank; `None` if no parameter is divided. Refuses a division that is not one over all ranks."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    from torch.distributed.tensor import DTensor
+
+    if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        return None
+    for module in _sharded_modules(model):
+        module.reshard()  # after a forward pass of its own the root may hold whole weights
+        _require_plain_policy(module)
+    parts = {name: _part_of(name, parameter) for name, parameter in model.named_parameters()}
+    return ShardedModel(model, parts)
+
+
+def chunk_rows(total: int, ranks: int, rank: int) -> tuple[int, int]:
+    """From which row on, and up to which, the chunk of a rank goes: chunks are equally long, but the last ones may be shorter or empty."""
+    chunk = -(-total // ranks)
+    return min(rank * chunk, total), min((rank + 1) * chunk, total)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which rows of a parameter a rank keeps: number `rank` of chunks of equal length, of which the last may be shorter or empty.
+
+    Args:
+        parameter: a DTensor.
+        dimension: along which it is divided.
+        rank, ranks: which chunk, of how many.
+    """
+
+    parameter: Any
+    dimension: int
+    rank: int
+    ranks: int
+
+    @property
+    def width(self) -> int:
+        """Numbers in a full chunk, which the first rank has."""
+        first, last = self.rows(0)
+        return (last - first) * math.prod(self._others)
+
+    @property
+    def _others(self) -> list[int]:
+        """The sizes of the dimensions along which it is not divided."""
+        return [int(size) for place, size in enumerate(self.parameter.shape) if place != self.dimension]
+
+    def rows(self, rank: int | None = None) -> tuple[int, int]:
+        """From which row on, and up to which, a chunk goes; of this rank by default."""
+        return chunk_rows(int(self.parameter.shape[self.dimension]), self.ranks, self.rank if rank is None else rank)
+
+    def of(self, whole: Tensor, rank: int | None = None) -> Tensor:
+        """The rows of one rank: a view."""
+        first, last = self.rows(rank)
+        return whole.narrow(self.dimension, first, last - first)
+
+    def line(self, rows: Tensor) -> Tensor:
+        """The numbers of some rows, one row behind the other."""
+        return rows.movedim(self.dimension, 0).reshape(-1)
+
+    def from_line(self, line: Tensor, rank: int | None = None) -> Tensor:
+        """The rows of one rank from a line, behind which there may be padding."""
+        first, last = self.rows(rank)
+        count = (last - first) * math.prod(self._others)
+        return line[:count].view(last - first, *self._others).movedim(0, self.dimension)
+
+    def own(self) -> Tensor:
+        """What this rank keeps, as a plain tensor; writing to it writes to the parameter."""
+        local: Tensor = self.parameter.detach().to_local()
+        return local
+
+    def distributed(self, own: Tensor) -> Tensor:
+        """The tensor of which every rank has its own part, divided like the parameter."""
+        from torch.distributed.tensor import DTensor
+
+        like = self.parameter
+        whole: Tensor = DTensor.from_local(
+            own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+        return whole
+
+
+class ShardedModel:
+    """The model as the person has it, the part of each parameter on this rank, and a whole copy to compute with.
+
+    Args:
+        model: the divided model.
+        parts: of its parameters, by name.
+    """
+
+    def __init__(self, model: nn.Module, parts: Mapping[str, Part]):
+        from apportion.distributed.whole_copy import whole_copy
+
+        self.model, self.parts = model, dict(parts)
+        self.whole = whole_copy(model)
+        self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
+        self._written: list[tuple[int, int]] = []
+
+    def own(self) -> dict[str, Tensor]:
+        """The parts of the trained parameters on this rank, by name: plain tensors."""
+        return {name: self.parts[name].own() for name in trained_parameters(self.whole)}
+
+    def gather(self) -> None:
+        """Write the weights of all ranks into the whole copy. Called by all ranks."""
+        for module in _sharded_modules(self.model):
+            module.reshard()  # or it would go on with whole weights from before the step
+        with torch.no_grad():
+            everything = {name: part.own() for name, part in self.parts.items()}
+            self.gather_into({name: one.detach() for name, one in self.whole.named_parameters()}, everything)
+        self._written = self._writes()
+
+    @property
+    def moved(self) -> bool:
+        """Whether something has written to the weights since they were gathered."""
+        return self._written != self._writes()
+
+    def _writes(self) -> list[tuple[int, int]]:
+        return [(own.data_ptr(), own._version) for own in (part.own() for part in self.parts.values())]
+
+    def gather_into(self, whole: Mapping[str, Tensor] | None, own: Mapping[str, Tensor]) -> None:
+        """Bring the parts of all ranks together in `whole`; a rank that passes `None` keeps nothing. Called by all, with the same names."""
+        for bucket in self._buckets(own.items()):
+            sizes = [self.parts[name].width for name, _ in bucket]
+            mine = bucket[0][1].new_zeros(sum(sizes))
+            for (name, value), room in zip(bucket, mine.split(sizes), strict=True):
+                room[: value.numel()] = self.parts[name].line(value)
+            found = mine.new_empty(self.ranks, sum(sizes))
+            with explained_loss("The weights were being gathered"):
+                distributed.all_gather_into_tensor(found.view(-1), mine)
+            if whole is None:
+                continue
+            for (name, _), columns in zip(bucket, found.split(sizes, dim=1), strict=True):
+                for rank in range(self.ranks):
+                    self.parts[name].of(whole[name], rank).copy_(self.parts[name].from_line(columns[rank], rank))
+
+    def add_up(self, sums: Iterable[tuple[str, Tensor]]) -> Iterator[Tensor]:
+        """Of each sum the total over all ranks, of this rank's own part. Called by all, with the same names in the same order."""
+        for bucket in self._buckets(sums):
+            names = [name for name, _ in bucket]
+            sizes = [self.parts[name].width for name in names]
+            columns = bucket[0][1].new_zeros(self.ranks, sum(sizes))
+            for (name, total), room in zip(bucket, columns.split(sizes, dim=1), strict=True):
+                for rank in range(self.ranks):
+                    line = self.parts[name].line(self.parts[name].of(total, rank))
+                    room[rank, : len(line)] = line
+                del total
+            bucket.clear()  # sums are as large as parameters
+            own = columns.new_empty(sum(sizes))
+            with explained_loss(BURNT):
+                distributed.reduce_scatter_tensor(own, columns.view(-1))
+            del columns, room
+            for name, line in zip(names, own.split(sizes), strict=True):
+                # a tensor of its own: noise is written over it, and a released tensor is saved with all of its storage
+                yield self.parts[name].from_line(line).clone(memory_format=torch.contiguous_format)
+
+    def _buckets(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
+        """What travels together."""
+        bucket: list[tuple[str, Tensor]] = []
+        held = 0
+        for name, value in named:
+            size = self.parts[name].width * value.element_size() * self.ranks
+            if bucket and (held + size > BUCKET_BYTES or _kind(value) != _kind(bucket[0][1])):
+                yield bucket
+                bucket, held = [], 0
+            bucket.append((name, value))
+            held += size
+            del value
+        if bucket:
+            yield bucket
+
+
+def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.device]:
+    return tensor.dtype, tensor.device
+
+
+def _sharded_modules(model: nn.Module) -> Iterator[Any]:
+    from torch.distributed.fsdp import FSDPModule
+
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def _part_of(name: str, parameter: Any) -> Part:
+    """How a parameter is divided; refuses everything but one division between all ranks."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    whole = "Call fully_shard(model) on the whole model at last, without ignored_params and with the default mesh"
+    if not isinstance(parameter, DTensor):
+        raise InvalidArgument(
+            "model", name, "other parameters are divided between the ranks, and this one is not", whole
+        )
+    mesh, placements = parameter.device_mesh, parameter.placements
+    if mesh.ndim != 1 or len(placements) != 1 or type(placements[0]) is not Shard:
+        reason = f"it is divided as {placements} over a mesh of {mesh.ndim} dimensions, and one division between all ranks is needed"
+        raise InvalidArgument("model", name, reason, whole)
+    if mesh.mesh.tolist() != list(range(distributed.get_world_size())):
+        reason = (
+            f"it is divided between the ranks {mesh.mesh.tolist()}, and not between all ranks of the run in their order"
+        )
+        raise InvalidArgument("model", name, reason, whole)
+    return Part(parameter, placements[0].dim, distributed.get_rank(), distributed.get_world_size())
+
+
+def _require_plain_policy(module: Any) -> None:
+    """Refuse what the whole copy would not follow."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+
+    for group in module._get_fsdp_state()._fsdp_param_groups:
+        policies = (
+            ("mp_policy", group.mp_policy, MixedPrecisionPolicy()),
+            ("offload_policy", group.offload_policy, OffloadPolicy()),
+        )
+        for name, policy, plain in policies:
+            if policy != plain:
+                reason = "private gradients are computed in the type of the parameters and where they are"
+                raise InvalidArgument(name, type(policy).__name__, reason, f"Call fully_shard without {name}")
