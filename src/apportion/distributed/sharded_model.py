@@ -1,8 +1,8 @@
 """A model whose parameters are divided between the ranks by `torch.distributed.fsdp.fully_shard`.
 
-Each rank keeps its own part of every parameter, and with it the optimiser's state and the released gradient of that part. Records stay whole:
-a rank computes the gradients of its own records through all layers, so the norm of a record's gradient is complete where the record is, and
-no per-record number travels. What travels:
+Each rank keeps its own part of every parameter, and with it the optimiser's state and the released gradient of that part. Records stay
+whole: a rank computes the gradients of its own records through all layers, so the norm of a record's gradient is complete where the
+record is, and no number of a single record travels. What travels:
 
 - the weights, from the parts of all ranks to a **whole copy** on each (`gather`, once a step), in which the engine runs;
 - the clipped sums of all ranks, added up and divided again: each rank gets the total of its own part (`add_up`). It travels in float64 and
@@ -143,11 +143,11 @@ class ShardedModel:
 
     @property
     def moved(self) -> bool:
-        """Whether something has written to the weights since they were gathered."""
+        """Whether something has written to the weights since they were gathered; writes through `parameter.data` leave no trace."""
         return self._written != self._writes()
 
     def _writes(self) -> list[tuple[int, int]]:
-        return [(own.data_ptr(), own._version) for own in (part.own() for part in self.parts.values())]
+        return [(part.own().data_ptr(), part.parameter._version) for part in self.parts.values()]
 
     def gather_into(self, whole: Mapping[str, Tensor] | None, own: Mapping[str, Tensor]) -> None:
         """Bring the parts of all ranks together in `whole`; a rank that passes `None` keeps nothing. Called by all, with the same names."""
@@ -158,7 +158,7 @@ class ShardedModel:
                 room[: value.numel()] = self.parts[name].line(value)
             found = mine.new_empty(self.ranks, sum(sizes))
             with explained_loss("The weights were being gathered"):
-                distributed.all_gather_into_tensor(found.view(-1), mine)
+                distributed.all_gather_single(found.view(-1), mine)
             if whole is None:
                 continue
             for (name, _), columns in zip(bucket, found.split(sizes, dim=1), strict=True):
@@ -179,7 +179,7 @@ class ShardedModel:
             bucket.clear()  # sums are as large as parameters
             own = columns.new_empty(sum(sizes))
             with explained_loss(BURNT):
-                distributed.reduce_scatter_tensor(own, columns.view(-1))
+                distributed.reduce_scatter_single(own, columns.view(-1))
             del columns, room
             for name, line in zip(names, own.split(sizes), strict=True):
                 # a tensor of its own: noise is written over it, and a released tensor is saved with all of its storage

@@ -40,7 +40,7 @@ class Run:
     @property
     def model(self) -> nn.Module:
         """The model as it was passed; its weights are covered by the guarantee."""
-        return self._session.trained_model
+        return self._session.weights.model
 
     @property
     def averaged(self) -> nn.Module | None:

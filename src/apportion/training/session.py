@@ -26,7 +26,6 @@ from apportion.distributed.sharded_model import ShardedModel
 from apportion.domain import Domain
 from apportion.errors import WrongOrder
 from apportion.execution import Execution
-from apportion.models.check import copy_model
 from apportion.planning import Plan
 from apportion.ranks import ALONE, Ranks
 from apportion.request import Released, Request
@@ -40,8 +39,8 @@ from apportion.training.metrics import Metric
 from apportion.training.optimizers import require_same_parameters
 from apportion.training.recipe_state import RecipeState
 from apportion.training.sharded_checkpoint import ShardedCheckpoints
-from apportion.training.sharded_runs import in_parts, own_parts
 from apportion.training.storage import PROBLEMS, Storage
+from apportion.training.weights import ShardedWeights, Weights, WholeWeights
 from apportion.usable import UsableTally
 
 if TYPE_CHECKING:
@@ -123,8 +122,8 @@ class Session:
         self.engine, self.account, self.checkpoints = engine, account, checkpoints
         self.plan, self.optimizer, self.randomness = setup.plan, setup.optimizer, setup.randomness
         self.storage, self.own_loop, self._scheduler = setup.storage, setup.own_loop, setup.scheduler
-        self._validation, self.ranks, self.shards = setup.validation, setup.ranks, setup.shards
-        self._gathered_average: nn.Module | None = None
+        self._validation, self.ranks = setup.validation, setup.ranks
+        self.weights: Weights = WholeWeights(engine.model) if setup.shards is None else ShardedWeights(setup.shards)
         self.initial_learning_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.entries: list[Entry] = []
         self.usable, self._judged = UsableTally(), self.plan.usable is None
@@ -144,22 +143,11 @@ class Session:
             self.write_checkpoint()
 
     def _begin(self) -> RecipeState:
-        whole = {name: tuple(one.shape) for name, one in trained_parameters(self.model).items()}
-        shapes = None if self.shards is None else whole
-        return RecipeState(self.plan, self._own_parameters(), self.initial_learning_rates[0], shapes)
-
-    def _own_parameters(self) -> Mapping[str, Tensor]:
-        """The trained parameters that the strategies work on; of a sharded model this rank's parts of them."""
-        return trained_parameters(self.model) if self.shards is None else self.shards.own()
-
-    @property
-    def trained_model(self) -> nn.Module:
-        """The model as the person has it, whose parameters the optimiser moves."""
-        return self.model if self.shards is None else self.shards.model
+        return RecipeState(self.plan, self.weights.own(), self.initial_learning_rates[0], self.weights.shapes)
 
     def _rehearse(self) -> None:
         """Let the strategies meet requests and answers of zeros, so that they raise before anything is charged."""
-        parameters = self._own_parameters()
+        parameters = self.weights.own()
         strategies = self._begin()
         for step in range(1, min(REHEARSED, self.plan.steps) + 1):
             _answer_with_zeros(strategies, step, parameters)
@@ -176,28 +164,7 @@ class Session:
     def averaged(self) -> nn.Module | None:
         """A copy of the model with averaged weights; `None` if the update keeps no average, or before the first step. Of a sharded model
         the first rank has it, as it was when the model was last measured, or at the end."""
-        if self.shards is not None:
-            return self._gathered_average
-        weights = self._strategies.averaged
-        if weights is None:
-            return None
-        model = copy_model(self.model)
-        parameters = trained_parameters(model)
-        for name, value in weights.items():
-            parameters[name].data.copy_(value)
-        return model
-
-    def _gather_average(self) -> None:
-        """Bring the parts of averaged weights together on the first rank. Called by all ranks."""
-        weights = self._strategies.averaged
-        if self.shards is None or weights is None:
-            return
-        if self.ranks.rank:
-            self.shards.gather_into(None, weights)
-            return
-        self._gathered_average = self._gathered_average or copy_model(self.model)
-        whole = {name: one.detach() for name, one in trained_parameters(self._gathered_average).items()}
-        self.shards.gather_into(whole, weights)
+        return self.weights.averaged(self._strategies.averaged)
 
     @property
     def evaluated(self) -> nn.Module:
@@ -217,10 +184,7 @@ class Session:
 
     def next_request(self) -> Request:
         """What the strategies ask for at the next step. Also defined after the last one: the account refuses it then."""
-        if self.shards is not None and self.shards.moved:
-            raise WrongOrder(
-                "something has written to the weights of the sharded model between two steps. Set them before the run begins"
-            )
+        self.weights.require_settled()
         return self._strategies.request(min(self.account.next_step, self.plan.steps))
 
     def affords(self, request: Request) -> bool:
@@ -238,13 +202,12 @@ class Session:
 
     def apply(self, released: Released) -> Entry:
         """Move the weights by what was released, let the strategies learn from it, write it down."""
-        require_same_parameters(self.trained_model, self.optimizer)
+        require_same_parameters(self.weights.model, self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)  # whatever was there before was not released
-        answer = self._strategies.receive(released, self._own_parameters())
+        answer = self._strategies.receive(released, self.weights.own())
         learning_rate = self._steer(answer) if self._strategies.steering else self._optimize(answer or {})
-        self._strategies.settle(released, self._own_parameters())
-        if self.shards is not None:
-            self.shards.gather()
+        self._strategies.settle(released, self.weights.own())
+        self.weights.settle()
         self._count_usable(released)
         entry = Entry(
             step=self.step,
@@ -291,9 +254,9 @@ class Session:
 
     def _optimize(self, gradients: Mapping[str, Tensor]) -> tuple[float, ...]:
         """Hand a released gradient to the optimiser. Returns the learning rates."""
-        parameters = trained_parameters(self.trained_model)
+        parameters = trained_parameters(self.weights.model)
         for name, gradient in gradients.items():
-            parameters[name].grad = gradient if self.shards is None else self.shards.parts[name].distributed(gradient)
+            parameters[name].grad = self.weights.as_gradient(name, gradient)
         groups, rate = self.optimizer.param_groups, self._strategies.rate(self.step)
         declared = [group["lr"] for group in groups]
         for group, full in zip(groups, declared, strict=True):
@@ -328,22 +291,20 @@ class Session:
         """All that moves, except the records and the random generators. Of a sharded model all tensors like parameters are divided."""
         return {
             "step": self.step,
-            "model": self.trained_model.state_dict(),
+            "model": self.weights.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "usable": {**asdict(self.usable), "judged": self._judged},
-            **(self._strategies.state() if self.shards is None else in_parts(self._strategies.state(), self.shards)),
+            **self.weights.kept(self._strategies.state()),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Put back what `state` returned. The weights of a sharded model have to be gathered afterwards."""
-        if self.shards is not None:
-            state = {**state, **own_parts({name: state[name] for name in ("clip", "noise", "update")})}
-        self.trained_model.load_state_dict(state["model"])
+        self.weights.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
-        self._strategies.restore(state)
+        self._strategies.restore({**state, "update": self.weights.taken_up(state["update"])})
         counted = dict(state.get("usable", {}))  # older checkpoints have no count
         self._judged = counted.pop("judged", True)
         self.usable = UsableTally(**counted)
@@ -401,7 +362,7 @@ class Session:
 
     def _measured(self, measure: Callable[[], Score]) -> Score:
         """What the first rank measures. The others wait for it: what follows from a score must be the same for all."""
-        self._gather_average()
+        self.weights.gather_average(self._strategies.averaged)
         return self.ranks.agree(measure()) if self.ranks.rank == 0 else self.ranks.agree(cast(Score, None))
 
     @property
@@ -410,8 +371,8 @@ class Session:
 
     def complete(self) -> None:
         """What all ranks of a sharded model do together after the last step: one alone could not bring the parts together."""
-        if self.shards is not None and self.entries:
-            self._gather_average()
+        if isinstance(self.weights, ShardedWeights) and self.entries:
+            self.weights.gather_average(self._strategies.averaged)
             self.write_checkpoint()
 
     def close(self) -> None:

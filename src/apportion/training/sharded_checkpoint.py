@@ -3,8 +3,8 @@
     secret/checkpoint              all that is not divided; in place of a divided tensor its number, shape and dimension
     secret/checkpoint.TAG.RANK     the parts of one rank, in safetensors
 
-Nobody brings the tensors of all ranks together, neither to write nor to read: a rank that goes on reads the rows that it is to keep from the
-files of those that had them, so the number of ranks may change. The files of a checkpoint have a tag of their own, and the old ones are
+Nobody brings the tensors of all ranks together, neither to write nor to read: a rank that goes on reads the rows that it is to keep from
+the files of those that had them, so the number of ranks may change. The files of a checkpoint have a tag of their own, and the old ones are
 deleted when the new checkpoint has taken their place: a crash leaves the old checkpoint or the new one. All ranks need to see the folder.
 """
 
@@ -102,7 +102,7 @@ class ShardedCheckpoints:
             shape, dimension = torch.Size(mark["shape"]), int(mark["dimension"])
             own = _read_rows(paths, str(mark[_MARK]), shape, dimension, self.ranks.rank, self.ranks.count)
             stride = torch.empty(shape, device="meta").stride()
-            placed = own.to(like.to_local().device)
+            placed = own.to(self.shards.parts[next(iter(self.shards.parts))].own().device)
             whole: Tensor = DTensor.from_local(
                 placed, like.device_mesh, [Shard(dimension)], run_check=False, shape=shape, stride=stride
             )
@@ -119,7 +119,7 @@ def _without_parts(state: Any, parts: list[Tensor]) -> Any:
     from torch.distributed.tensor import DTensor
 
     if isinstance(state, DTensor):
-        parts.append(state.detach().to_local())
+        parts.append(state.to_local().detach())
         placement: Any = state.placements[0]
         return {_MARK: len(parts) - 1, "shape": list(state.shape), "dimension": placement.dim}
     if isinstance(state, Mapping):

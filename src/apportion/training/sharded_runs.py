@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from apportion.distributed.process_group import find_ranks
 from apportion.distributed.sharded_model import ShardedModel, find_sharded
@@ -66,23 +65,3 @@ def require_shards_fit(setup: Setup) -> None:
     if setup.plan.norm is not None:
         reason = "constants that normalise features are written to a layer, which a sharded model keeps in parts"
         raise InvalidArgument("plan", "with norm", reason, "Plan without norm=, or use a model that is not sharded")
-
-
-def in_parts(state: Any, shards: ShardedModel) -> Any:
-    """The state of an update, in which every tensor under the name of a parameter becomes one that is divided like it."""
-    return _mapped(state, lambda name, own: shards.parts[name].distributed(own) if name in shards.parts else own)
-
-
-def own_parts(state: Any) -> Any:
-    """The same state with this rank's own parts as plain tensors."""
-    return _mapped(state, lambda _, one: one.to_local() if hasattr(one, "to_local") else one)
-
-
-def _mapped(state: Any, change: Callable[[str, Tensor], Any], name: str = "") -> Any:
-    if isinstance(state, Tensor):
-        return change(name, state)
-    if isinstance(state, Mapping):
-        return {key: _mapped(one, change, str(key)) for key, one in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(_mapped(one, change) for one in state)
-    return state
