@@ -18,8 +18,8 @@ Value = TypeVar("Value")
 class ShardedSums(Protocol):
     """How each parameter is divided between the ranks, where it is."""
 
-    def add_up(self, sums: Iterable[tuple[str, Tensor]]) -> Iterator[Tensor]:
-        """Of each named sum the total over all ranks, of this rank's own part: a tensor of its own."""
+    def add_up(self, names: Sequence[str], sum_of: Callable[[str], Tensor]) -> Iterator[Tensor]:
+        """Of each parameter's sum the total over all ranks, of this rank's own part, in float64: a tensor of its own."""
         ...
 
 

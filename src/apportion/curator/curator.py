@@ -225,18 +225,14 @@ class Draw:
 
     def _answers(self, asked: Sequence[tuple[ClippedSum, str]]) -> Iterator[Tensor]:
         """The sums of all ranks with their noise. Of parameters that are divided between the ranks this one answers about its own part: it
-        gets the sum of that part, and adds all of its noise."""
+        gets the sum of that part, in float64, because it travels without noise, and adds all of the noise."""
         shards = self._ranks.shards
         if shards is None:
             yield from self._ranks.add_up(self._part(release, name) for release, name in asked)
             return
-        sums = shards.add_up((name, self._wide_sum(name)) for _, name in asked)
+        sums = shards.add_up([name for _, name in asked], lambda name: self._pop_sum(name, self._trained[name]))
         for (release, _), own in zip(asked, sums, strict=True):
             yield self._add_noise(release, own, share=1.0)
-
-    def _wide_sum(self, name: str) -> Tensor:
-        """What travels without noise is not rounded."""
-        return with_float64(self._pop_sum(name, self._trained[name])).to(torch.float64)
 
     def _part(self, release: ClippedSum, name: str) -> Tensor:
         """What this rank adds to the answer about a parameter: its sum with its share of the noise."""

@@ -15,7 +15,7 @@ micro-batches, also where a record fails in the middle of the model: whether the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from apportion.distributed.process_group import BURNT, explained_loss
 from apportion.errors import InvalidArgument
 
 BUCKET_BYTES = 25 << 20
-"""Parts that travel together, in one message; a parameter that is larger travels alone."""
+"""What travels in one message, if it is in float64: memory does not grow with the largest parameter."""
 
 
 def find_sharded(model: nn.Module) -> ShardedModel | None:
@@ -96,6 +96,15 @@ class Part:
         count = (last - first) * math.prod(self._others)
         return line[:count].view(last - first, *self._others).movedim(0, self.dimension)
 
+    def write(self, whole: Tensor, rank: int, start: int, line: Tensor) -> None:
+        """Write a piece of a rank's line, from `start` on, into its rows."""
+        rows = self.of(whole, rank)
+        if len(line) == self.width:
+            rows.copy_(self.from_line(line, rank))
+        else:
+            room = rows.view(-1)[start : start + len(line)]
+            room.copy_(line[: len(room)])
+
     def own(self) -> Tensor:
         """What this rank keeps, as a plain tensor; writing to it writes to the parameter."""
         local: Tensor = self.parameter.detach().to_local()
@@ -110,6 +119,18 @@ class Part:
             own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
         return whole
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Of every rank's part of a parameter the numbers from `start` on, without `stop`, as they travel."""
+
+    name: str
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
 
 
 class ShardedModel:
@@ -151,58 +172,89 @@ class ShardedModel:
 
     def gather_into(self, whole: Mapping[str, Tensor] | None, own: Mapping[str, Tensor]) -> None:
         """Bring the parts of all ranks together in `whole`; a rank that passes `None` keeps nothing. Called by all, with the same names."""
-        for bucket in self._buckets(own.items()):
-            sizes = [self.parts[name].width for name, _ in bucket]
-            mine = bucket[0][1].new_zeros(sum(sizes))
-            for (name, value), room in zip(bucket, mine.split(sizes), strict=True):
-                room[: value.numel()] = self.parts[name].line(value)
-            found = mine.new_empty(self.ranks, sum(sizes))
+        rooms: dict[Any, Tensor] = {}
+        for bucket in self._buckets(own):
+            first, count = own[bucket[0].name], sum(map(len, bucket))
+            mine = _room(rooms, "mine", count, first.dtype, first.device)
+            for piece, room in zip(bucket, mine.split([*map(len, bucket)]), strict=True):
+                line = self.parts[piece.name].line(own[piece.name])[piece.start : piece.stop]
+                room[: len(line)] = line
+            found = _room(rooms, "all", self.ranks * count, first.dtype, first.device).view(self.ranks, count)
             with explained_loss("The weights were being gathered"):
                 distributed.all_gather_single(found.view(-1), mine)
             if whole is None:
                 continue
-            for (name, _), columns in zip(bucket, found.split(sizes, dim=1), strict=True):
+            for piece, columns in zip(bucket, found.split([*map(len, bucket)], dim=1), strict=True):
                 for rank in range(self.ranks):
-                    self.parts[name].of(whole[name], rank).copy_(self.parts[name].from_line(columns[rank], rank))
+                    self.parts[piece.name].write(whole[piece.name], rank, piece.start, columns[rank])
 
-    def add_up(self, sums: Iterable[tuple[str, Tensor]]) -> Iterator[Tensor]:
-        """Of each sum the total over all ranks, of this rank's own part. Called by all, with the same names in the same order."""
-        for bucket in self._buckets(sums):
-            names = [name for name, _ in bucket]
-            sizes = [self.parts[name].width for name in names]
-            columns = bucket[0][1].new_zeros(self.ranks, sum(sizes))
-            for (name, total), room in zip(bucket, columns.split(sizes, dim=1), strict=True):
-                for rank in range(self.ranks):
-                    line = self.parts[name].line(self.parts[name].of(total, rank))
-                    room[rank, : len(line)] = line
-                del total
-            bucket.clear()  # sums are as large as parameters
-            own = columns.new_empty(sum(sizes))
+    def add_up(self, names: Sequence[str], sum_of: Callable[[str], Tensor]) -> Iterator[Tensor]:
+        """Of each sum the total over all ranks, of this rank's own part, in float64. Called by all, with the same names in the same order.
+
+        Args:
+            sum_of: this rank's sum for a parameter, asked for once, when its turn has come: sums are as large as parameters.
+        """
+        sums: dict[str, list[Tensor]] = {}
+        totals: dict[str, Tensor] = {}
+        rooms: dict[Any, Tensor] = {}
+        for bucket in self._buckets(names):
+            device, count = self.parts[bucket[0].name].own().device, sum(map(len, bucket))
+            columns = _room(rooms, "all", self.ranks * count, torch.float64, device).view(self.ranks, count)
+            for piece, room in zip(bucket, columns.split([*map(len, bucket)], dim=1), strict=True):
+                part = self.parts[piece.name]
+                if not piece.start:
+                    whole = sum_of(piece.name)
+                    sums[piece.name] = [part.line(part.of(whole, rank)) for rank in range(self.ranks)]
+                    totals[piece.name] = columns.new_empty(part.width)
+                    del whole
+                for rank, line in enumerate(sums[piece.name]):
+                    numbers = line[piece.start : piece.stop]
+                    room[rank, : len(numbers)] = numbers
+                if piece.stop == part.width:
+                    del sums[piece.name], line, numbers
+            own = _room(rooms, "mine", count, torch.float64, device)
             with explained_loss(BURNT):
                 distributed.reduce_scatter_single(own, columns.view(-1))
-            del columns, room
-            for name, line in zip(names, own.split(sizes), strict=True):
-                # a tensor of its own: noise is written over it, and a released tensor is saved with all of its storage
-                yield self.parts[name].from_line(line).clone(memory_format=torch.contiguous_format)
+            for piece, numbers in zip(bucket, own.split([*map(len, bucket)]), strict=True):
+                totals[piece.name][piece.start : piece.stop] = numbers
+                if piece.stop == self.parts[piece.name].width:
+                    yield _alone(self.parts[piece.name].from_line(totals.pop(piece.name)))
 
-    def _buckets(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
-        """What travels together."""
-        bucket: list[tuple[str, Tensor]] = []
-        held = 0
-        for name, value in named:
-            size = self.parts[name].width * value.element_size() * self.ranks
-            if bucket and (held + size > BUCKET_BYTES or _kind(value) != _kind(bucket[0][1])):
-                yield bucket
-                bucket, held = [], 0
-            bucket.append((name, value))
-            held += size
-            del value
+    def _buckets(self, names: Iterable[str]) -> Iterator[list[Piece]]:
+        """What travels together: parameters of one type, or pieces of them, on one device."""
+        bucket: list[Piece] = []
+        room = most = max(1, BUCKET_BYTES // (8 * self.ranks))
+        for name in names:
+            start, width = 0, self.parts[name].width
+            divisible = self.parts[name].dimension == 0  # the numbers of other parts do not lie side by side
+            while True:
+                if bucket and (room <= 0 or self._kind(name) != self._kind(bucket[0].name)):
+                    yield bucket
+                    bucket, room = [], most
+                bucket.append(Piece(name, start, min(width, start + room) if divisible else width))
+                start, room = bucket[-1].stop, room - len(bucket[-1])
+                if start == width:
+                    break
         if bucket:
             yield bucket
 
+    def _kind(self, name: str) -> tuple[torch.dtype, torch.device]:
+        parameter = self.parts[name].parameter
+        return parameter.dtype, parameter.device
 
-def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.device]:
-    return tensor.dtype, tensor.device
+
+def _room(rooms: dict[Any, Tensor], whose: str, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, in memory that is used again for messages of the same length: a backend may let go of it late."""
+    key = whose, count, dtype, device
+    if key not in rooms:
+        rooms[key] = torch.empty(count, dtype=dtype, device=device)
+    return rooms[key].zero_()
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """A tensor in memory of its own: noise is written over it, and a released tensor is saved with all of its storage."""
+    alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if alone else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _sharded_modules(model: nn.Module) -> Iterator[Any]:
