@@ -2,10 +2,10 @@
 
     python benchmarks/sharded_memory.py    # minutes; writes benchmarks/sharded_memory.json
 
-Each rank is a process of its own, over gloo. A step is what a run does: a draw, clipped sums, noise, Adam, and the gathering of the weights.
-`peak` is the largest resident memory in two steps less what the process had before the model was made, in MiB, and as multiples of the weights
-themselves; opening a run, with its proofs and probes on copies of the whole model, is left out and takes more (docs/scaling-sharded.md).
-`trimmed` has glibc return freed memory at once (MALLOC_TRIM_THRESHOLD_), so that memory in use is counted; `default` is as people run it.
+Each rank is a process of its own, over gloo. A step is what a run does: a draw, clipped sums, noise, Adam, and the gathering of the
+weights. `peak` is the largest resident memory in two steps less what the process had before the model was made, in MiB, and as multiples of
+the weights themselves. Opening a run, with its proofs and probes on copies of the whole model, is left out and takes more. `trimmed` has
+glibc return freed memory at once (MALLOC_TRIM_THRESHOLD_), so that memory in use is counted; `default` is as people run it.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def run_rank(rank: int, place: str, sharded: bool, micro_batch: int, found: str)
     distributed.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
     records = as_records((torch.randn(RECORDS, 64), torch.randint(0, 10, (RECORDS,))))
     before = status("VmRSS")
+    torch.manual_seed(0)
     model = make_model()
     weights = sum(parameter.nbytes for parameter in model.parameters()) / 2**20
     if sharded:

@@ -137,7 +137,7 @@ def _with_parts(state: Any, own_part: Any) -> Any:
     return state
 
 
-def _write_parts(path: Path, parts: list[Tensor]) -> str:
+def _write_parts(path: Path, parts: list[Tensor], mode: int = 0o600) -> str:
     """Write a file durably; returns its hash. Nothing is copied in memory but tensors that share it."""
     named = {str(number): part.contiguous() for number, part in enumerate(parts)}
     seen: set[int] = set()
@@ -147,7 +147,7 @@ def _write_parts(path: Path, parts: list[Tensor]) -> str:
         seen.add(part.untyped_storage().data_ptr())
     with explained(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, mode))
         try:
             save_file(named, path)
         except SafetensorError as error:
