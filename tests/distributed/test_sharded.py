@@ -241,11 +241,13 @@ def torch_load(path):
     return load_file(path)
 
 
-@pytest.mark.slow
-def test_damaged_parts_are_not_taken_up(two, tmp_path):
+def test_damaged_parts_are_not_taken_up_and_none_by_a_whole_model(two, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(Failed):
-        two.run(stopped_train, str(folder), 2)
+        two.run(stopped_train, str(folder), 1)
+    storage = {"folder": str(folder), "every": 1, "resume": True}
+    with pytest.raises(ap.InvalidArgument, match="sharded"):
+        frozen_train(0, "default", False, "adam", plan={"spare": 3}, storage=storage)
     part = next((folder / "secret").glob("checkpoint.*.1"))
     content = bytearray(part.read_bytes())
     content[-1] ^= 1
@@ -256,16 +258,6 @@ def test_damaged_parts_are_not_taken_up(two, tmp_path):
     part.unlink()
     with pytest.raises(Failed, match="cannot be read"):
         two.run(stopped_train, str(folder), 0, True)
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_parts_is_not_for_a_whole_model(two, tmp_path):
-    folder = tmp_path / "run"
-    with pytest.raises(Failed):
-        two.run(stopped_train, str(folder), 2)
-    storage = {"folder": str(folder), "every": 1, "resume": True}
-    with pytest.raises(ap.InvalidArgument, match="sharded"):
-        frozen_train(0, "default", False, "adam", plan={"spare": 3}, storage=storage)
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------------
