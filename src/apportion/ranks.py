@@ -15,12 +15,21 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
+class ShardedSums(Protocol):
+    """How each parameter is divided between the ranks, where it is."""
+
+    def add_up(self, names: Sequence[str], sum_of: Callable[[str], Tensor]) -> Iterator[Tensor]:
+        """Of each parameter's sum the total over all ranks, of this rank's own part, in float64: a tensor of its own."""
+        ...
+
+
 class Ranks(Protocol):
     """Processes that trust each other, as parts of one curator. Every method is called by all of them, in the same order.
 
     `rank` is the number of this one; the first, 0, keeps the books. `share` is the part of the standard deviation of all noise that this
     one adds: the squares of all shares add up to 1. `wide` tells whether sums go to the others without noise, and so in float64.
     `divides_records` tells whether each draws for its own part of the records; otherwise all draw the same, and have parts of the model.
+    `shards` divides the parameters between the ranks; `None` if each holds all of them.
     """
 
     @property
@@ -37,6 +46,9 @@ class Ranks(Protocol):
 
     @property
     def divides_records(self) -> bool: ...
+
+    @property
+    def shards(self) -> ShardedSums | None: ...
 
     def joined(self) -> AbstractContextManager[None]:
         """Around what each does by itself, before anything is charged: if one fails, all end with an error that says so."""
@@ -83,6 +95,7 @@ class Alone:
     """A run in one process."""
 
     rank, count, share, wide, divides_records = 0, 1, 1.0, False, False
+    shards: ShardedSums | None = None
 
     def joined(self) -> AbstractContextManager[None]:
         return nullcontext()

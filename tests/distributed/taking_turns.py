@@ -33,4 +33,4 @@ def each_in_turn(count, function, *arguments):
 
 
 def _ranks(noise_from="every rank"):
-    return ProcessGroupRanks(noise_from, _here.link)
+    return ProcessGroupRanks(noise_from, link=_here.link)

@@ -84,7 +84,7 @@ def test_four_ranks_answer_what_one_process_answers(kind, noise_from):
     request = Request(1.0, 1.0, 10.0, requests()[kind])
 
     def answer(link):
-        one = curator(small_model(), some_records(), ProcessGroupRanks(noise_from, link))
+        one = curator(small_model(), some_records(), ProcessGroupRanks(noise_from, link=link))
         return one.answer(request, cross_entropy)
 
     found = Turns(FOUR).run(answer)
@@ -106,7 +106,7 @@ def test_the_noise_of_four_ranks_is_that_of_the_request(noise_from):
     def noise(link):
         torch.manual_seed(0)
         model = nn.Linear(400, 250, bias=False)
-        one = curator(model, data, ProcessGroupRanks(noise_from, link), silent=False)
+        one = curator(model, data, ProcessGroupRanks(noise_from, link=link), silent=False)
         return one.answer(asked, cross_entropy).gradient["weight"].double() * 8.0
 
     found = Turns(FOUR).run(noise)

@@ -65,7 +65,7 @@ def run_watched(
     def work(link: Link) -> None:
         part = recorder.parts[link.get_rank()]
         try:
-            run(part, ProcessGroupRanks(noise_from, link))
+            run(part, ProcessGroupRanks(noise_from, link=link))
         finally:
             part.finish()  # here: its ledger belongs to this thread
 

@@ -226,9 +226,8 @@ class Draw:
         self._ranks.arrive()
         sums = [release for release in self.noised if isinstance(release, ClippedSum)]
         asked = [(release, name) for release in sums for name in group_names(release, list(self._trained))]
-        answers = self._of_all_ranks(self._part(release, name) for release, name in asked)
         gradient = {}
-        for (release, name), answer in zip(asked, answers, strict=True):
+        for (release, name), answer in zip(asked, self._answers(asked), strict=True):
             parameter = self._trained[name]
             restored = answer if release.frame is None else release.frame.restored(name, answer)
             gradient[name] = _strip_history(restored.to(parameter.dtype).to(parameter.device))
@@ -239,6 +238,17 @@ class Draw:
     def _of_all_ranks(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
         """The answers about parameters, from what each rank adds to them."""
         return self._ranks.add_up(parts)
+
+    def _answers(self, asked: Sequence[tuple[ClippedSum, str]]) -> Iterator[Tensor]:
+        """The sums of all ranks with their noise. Of parameters that are divided between the ranks this one answers about its own part: it
+        gets the sum of that part, in float64, because it travels without noise, and adds all of the noise."""
+        shards = self._ranks.shards
+        if shards is None:
+            yield from self._of_all_ranks(self._part(release, name) for release, name in asked)
+            return
+        sums = shards.add_up([name for _, name in asked], lambda name: self._pop_sum(name, self._trained[name]))
+        for (release, _), own in zip(asked, sums, strict=True):
+            yield self._add_noise(release, own, share=1.0)
 
     def _part(self, release: ClippedSum, name: str) -> Tensor:
         """What this rank adds to the answer about a parameter: its sum with its share of the noise."""
@@ -277,10 +287,11 @@ class Draw:
         asked = release.slope * self.request.expected_batch_size * totals.new_tensor(release.line.step_sizes)
         return self._mechanisms.above_threshold(totals - asked, release, noise)
 
-    def _add_noise(self, release: Noised, exact_sum: Tensor) -> Tensor:
+    def _add_noise(self, release: Noised, exact_sum: Tensor, share: float | None = None) -> Tensor:
         """The sum with its noise, divided by what was declared: never by the number of records that were drawn. Of several ranks each adds
-        a share: variances add up."""
-        deviation, noise = self.request.standard_deviation(release) * self._ranks.share, self._streams.noise
+        its share, unless another is given: variances add up."""
+        share = self._ranks.share if share is None else share
+        deviation, noise = self.request.standard_deviation(release) * share, self._streams.noise
         size = self.request.expected_batch_size if isinstance(release, ClippedSum) else self.request.expected_weight
         return self._mechanisms.add_gaussian_noise(exact_sum, deviation, noise, size)
 

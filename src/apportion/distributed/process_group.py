@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributed
 
 from apportion.errors import InvalidArgument, RankLost
-from apportion.ranks import ALONE, Ranks
+from apportion.ranks import ALONE, Ranks, ShardedSums
 
 Value = TypeVar("Value")
 NoiseFrom = Literal["every rank", "first rank"]
@@ -23,11 +23,17 @@ _NOTHING = -1
 """Stands for a selection that found no candidate."""
 
 
-def find_ranks(noise_from: NoiseFrom = "every rank") -> Ranks:
-    """The ranks of the initialised process group; `ALONE` if there is none, or if it has one process."""
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+def find_ranks(noise_from: NoiseFrom = "every rank", shards: ShardedSums | None = None) -> Ranks:
+    """The ranks of the initialised process group; `ALONE` if there is none, or if it has one process.
+
+    Args:
+        noise_from: who adds the noise of what is not divided.
+        shards: how parameters are divided between the ranks, if they are.
+    """
+    grouped = distributed.is_available() and distributed.is_initialized()
+    if not grouped or (shards is None and distributed.get_world_size() == 1):
         return ALONE
-    return ProcessGroupRanks(noise_from)
+    return ProcessGroupRanks(noise_from, shards)
 
 
 @contextmanager
@@ -54,13 +60,16 @@ class ProcessGroupRanks:
 
     Args:
         noise_from: who adds it.
+        shards: how parameters are divided; their noise is added by the owner of each part.
         link: by whose functions they talk: those of torch.distributed, or of ranks that take turns in one process (`in_turn.py`).
     """
 
     divides_records = True
 
-    def __init__(self, noise_from: NoiseFrom = "every rank", link: Any = distributed):
-        self._link = link
+    def __init__(
+        self, noise_from: NoiseFrom = "every rank", shards: ShardedSums | None = None, *, link: Any = distributed
+    ):
+        self._link, self.shards = link, shards
         self.rank, self.count = link.get_rank(), link.get_world_size()
         self.wide = noise_from == "first rank"
         self.share = self.count**-0.5 if not self.wide else float(self.rank == 0)
@@ -89,13 +98,13 @@ class ProcessGroupRanks:
 
     def agree(self, value: Value) -> Value:
         sent: list[Value] = [value]  # pickled by torch: the ranks trust each other
-        with _lost("It was waited for what rank 0 says"):
+        with explained_loss("It was waited for what rank 0 says"):
             self._link.broadcast_object_list(sent, 0, device=self._device)
         return sent[0]
 
     def gather(self, value: Any) -> list[Any]:
         found: list[Any] = [None] * self.count
-        with _lost("The run was being set up"):
+        with explained_loss("The run was being set up"):
             self._link.all_gather_object(found, value)
         return found
 
@@ -139,10 +148,10 @@ class ProcessGroupRanks:
         found = self._exchange(_HERE)
         if any(found):
             rank = next(rank for rank, one in enumerate(found) if one)
-            raise RankLost(f"rank {rank} failed in this step. {_BURNT}")
+            raise RankLost(f"rank {rank} failed in this step. {BURNT}")
 
     def copy_first(self, tensors: Iterable[Tensor]) -> None:
-        with _lost("The run was being set up"):
+        with explained_loss("The run was being set up"):
             for tensor in tensors:
                 sent = tensor.detach().to(self._device)
                 self._link.broadcast(sent, 0)
@@ -159,7 +168,7 @@ class ProcessGroupRanks:
         if bucket:
             pending.append(self._send(bucket))
         for parts, flat, work in pending:
-            with _lost(_BURNT):
+            with explained_loss(BURNT):
                 work.wait()
             yield from (
                 part.copy_(one.view_as(part))
@@ -169,12 +178,12 @@ class ProcessGroupRanks:
     def _send(self, bucket: list[Tensor]) -> tuple[list[Tensor], Tensor, Any]:
         flat = torch.cat([one.reshape(-1) for one in bucket])
         moved = flat.to(self._device) if self._device.type == "cuda" else flat
-        with _lost(_BURNT):
+        with explained_loss(BURNT):
             return bucket, moved, self._link.all_reduce(moved, async_op=True)
 
     def sending(self) -> AbstractContextManager[None]:
         """Around messages of a step that this class does not send itself: what they raise says that a rank is gone."""
-        return _lost(_BURNT)
+        return explained_loss(BURNT)
 
     def choose(self, indices: Sequence[int | None]) -> tuple[int | None, ...]:
         chosen = [self._exchange(_NOTHING if index is None else index)[0] for index in indices]
@@ -184,16 +193,16 @@ class ProcessGroupRanks:
         """One number of each rank."""
         mine = torch.tensor([word], dtype=torch.int64, device=self._device)
         found = list(torch.empty(self.count, 1, dtype=torch.int64, device=self._device).unbind())
-        with _lost(_BURNT):
+        with explained_loss(BURNT):
             self._link.all_gather(found, mine)
         return [int(one) for one in torch.cat(found).tolist()]
 
 
-_BURNT = "The step under way may be charged, and nothing of it was released. Start all ranks again, with resume"
+BURNT = "The step under way may be charged, and nothing of it was released. Start all ranks again, with resume"
 
 
 @contextmanager
-def _lost(consequence: str) -> Iterator[None]:
+def explained_loss(consequence: str) -> Iterator[None]:
     """Whatever the backend says of a rank that is gone, in words."""
     try:
         yield

@@ -155,11 +155,12 @@ def summarise_gradients(gradients: Gradients | Rows, records: Sequence[int], dty
     with torch.no_grad():
         given = as_gradients(gradients)
         norms, places = given.squared_norms(), torch.arange(len(records), dtype=torch.float64)
-        sums = [
-            given.weighted_sums(dict.fromkeys(norms, weights)) for weights in (0.5**places, torch.cos(3 * places + 0.7))
-        ]
-        values = [norm.sqrt() for norm in norms.values()] + [value for part in sums for value in part.values()]
-        return torch.cat([value.cpu().double().flatten() for value in values]).to(dtype)
+        values = [norm.sqrt().cpu().double().to(dtype) for norm in norms.values()]
+        for weights in (0.5**places, torch.cos(3 * places + 0.7)):
+            sums = given.weighted_sums(dict.fromkeys(norms, weights))
+            for name in list(sums):  # freed one by one: all are as large as the model
+                values.append(sums.pop(name).cpu().double().flatten().to(dtype))
+        return torch.cat(values)
 
 
 def require_live_gradients(model: nn.Module, choice: EngineChoice, loss_fn: LossFunction | None, pair: Pair) -> None:

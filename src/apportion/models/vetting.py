@@ -39,10 +39,11 @@ class VettedEngine:
         model: the model that is trained.
         choice: the engine that was chosen for it.
         example, target: inputs and target of one record, for whose shapes it was chosen, in training, with the loss of the run.
+        lent: whether the model is there for this engine alone.
     """
 
-    def __init__(self, model: nn.Module, choice: EngineChoice, example: Any, target: Any = None):
-        self.model, self._choice = model, choice
+    def __init__(self, model: nn.Module, choice: EngineChoice, example: Any, target: Any = None, *, lent: bool = False):
+        self.model, self._choice, self._lent = model, choice, lent
         self._build()
         if choice.path is not None:
             kind = _batch_kind(example, tuple(True for _ in model.modules()), first=0)
@@ -50,7 +51,7 @@ class VettedEngine:
             self._losses[kind, _shapes(target, first=0)] = True
 
     def _build(self) -> None:
-        self._together: Engine = build_engine(self.model, self._choice)
+        self._together: Engine = build_engine(self.model, self._choice, lent=self._lent)
         self._current: Engine = self._together
         self._alone: Engine | None = self._together if self._choice.mode == "loop" else None
         self._verdicts: dict[tuple[Any, ...], Path | None] = {}

@@ -52,6 +52,8 @@ from apportion.training.several_ranks import (
     require_same_records,
     require_same_settings,
 )
+from apportion.training.sharded_checkpoint import ShardedCheckpoints
+from apportion.training.sharded_runs import require_shards_fit
 from apportion.training.storage import CHECKPOINT, DRAWS, KEY, LEDGER, PROBLEMS, Storage
 
 
@@ -61,6 +63,7 @@ def open_session(setup: Setup) -> Session:
     with ranks.joined():
         _require_valid(setup)
         require_ranks_fit(setup)
+        require_shards_fit(setup)
         execution = resolve_micro_batch(
             setup.execution,
             setup.model,
@@ -69,21 +72,27 @@ def open_session(setup: Setup) -> Session:
             setup.plan.expected_batch_size,
         )
         owners = setup.owners or owners_of(setup.records, setup.plan.budget)
-        engine = setup.engine or VettedEngine(setup.model, setup.choice, *setup.records.example)
+        whole = setup.shards is not None  # a copy that nobody else has
+        engine = setup.engine or VettedEngine(setup.model, setup.choice, *setup.records.example, lent=whole)
     require_same_settings(ranks, configuration(setup) | facts_of_ranks(setup))
     require_same_records(setup, owners)
     kept_spare = _kept_spare(setup)
+    resumed = setup.storage.resume
+    with ranks.joined():
+        checkpoints = _make_checkpoints(setup)
     if ranks.rank:
         setup = replace(setup, storage=Storage())
     with ranks.joined():
-        checkpoints = _make_checkpoints(setup)
         earlier = checkpoints.read() if checkpoints is not None and setup.storage.resume else None
     earlier = ranks.agree(earlier)
+    if resumed and isinstance(checkpoints, ShardedCheckpoints):
+        with ranks.joined():
+            earlier = checkpoints.fill(earlier or {})
     with ExitStack() as kept:
         with ranks.joined():
             books = kept.enter_context(_opened_books(setup, earlier)) if ranks.rank == 0 else None
         books = _with_copies(ranks, books, earlier)
-        ranks.copy_first((*setup.model.parameters(), *setup.model.buffers()))
+        ranks.copy_first((*(setup.model.parameters() if setup.shards is None else ()), *setup.model.buffers()))
         with ranks.joined():
             known = {"identifier": earlier["account"]["identifier"], "position": earlier["step"]} if earlier else {}
             rule = setup.rule or setup.plan.rule()
@@ -100,6 +109,8 @@ def open_session(setup: Setup) -> Session:
             else:
                 _require_a_first_step(session)
         session.checkpoint_every = ranks.agree(session.checkpoint_every)
+        if setup.shards is not None:
+            setup.shards.gather()
         if earlier is None:
             session.write_checkpoint()
     if isinstance(session.curator, ExactCurator):
@@ -167,7 +178,7 @@ def _require_valid(setup: Setup) -> None:
     require_plain_step(setup.optimizer)
     if setup.scheduler is not None:
         require_plain_scheduler(setup.scheduler, setup.optimizer)
-    require_same_parameters(setup.model, setup.optimizer)
+    require_same_parameters(setup.model if setup.shards is None else setup.shards.model, setup.optimizer)
     _require_roles_fit(setup)
     require_individual_fits(setup)
     if not setup.randomness.private and (storage.resume or storage.recovery == "exact"):
@@ -225,10 +236,11 @@ def _require_roles_fit(setup: Setup) -> None:
         )
 
 
-def _make_checkpoints(setup: Setup) -> Checkpoints | None:
-    if setup.storage.folder is None:
+def _make_checkpoints(setup: Setup) -> Checkpoints | ShardedCheckpoints | None:
+    if setup.storage.folder is None or (setup.ranks.rank and setup.shards is None):
         return None
-    return Checkpoints(Path(setup.storage.folder), setup.storage.interval(setup.plan.steps), configuration(setup))
+    plain = Checkpoints(Path(setup.storage.folder), setup.storage.interval(setup.plan.steps), configuration(setup))
+    return plain if setup.shards is None else ShardedCheckpoints(plain, setup.shards, setup.ranks)
 
 
 def configuration(setup: Setup) -> dict[str, Any]:
@@ -243,6 +255,7 @@ def configuration(setup: Setup) -> dict[str, Any]:
         "own_loop": setup.own_loop,
         **({} if setup.records.views is None else setup.records.views.describe()),
         "private": setup.randomness.private,
+        **({} if setup.shards is None else {"sharded": True}),
         "model": {
             name: {"shape": list(value.shape), "dtype": str(value.dtype), "trained": value.requires_grad}
             for name, value in setup.model.named_parameters()

@@ -29,7 +29,6 @@ from apportion.curator.randomness import Randomness
 from apportion.curator.records import Batch, as_records
 from apportion.curator.tree import batch_size as size_of
 from apportion.curator.tree import map_tensors, tensor_leaves
-from apportion.distributed.process_group import find_ranks
 from apportion.domain import Domain
 from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
 from apportion.execution import ACCUMULATION, Execution
@@ -44,6 +43,7 @@ from apportion.training.progress import Show
 from apportion.training.record_loss import Reduction, per_record_scale, require_separable
 from apportion.training.run import Run
 from apportion.training.session import Session, Setup
+from apportion.training.sharded_runs import find_processes
 from apportion.training.storage import Storage
 
 SEPARABILITY_CHECKS = 8
@@ -236,6 +236,7 @@ class Private:
             self._open, self.model.current, self._settings = False, None, None
         if not self.steps_left:
             self._session.gather_problems()
+            self._session.complete()
             self._session.curator.end_workers()
             if (folder := self._session.storage.folder) is not None:
                 self.save(folder)
@@ -343,7 +344,7 @@ def make_private(
     require_plan(plan)
     model, optimizer = without_fabric(model), without_fabric(optimizer)
     execution = execution or Execution()
-    ranks = find_ranks(execution.noise_from)
+    model, shards, ranks = find_processes(model, execution)
     with ranks.joined():
         require_known_processes(model)
         require_callable("log", log)
@@ -362,6 +363,7 @@ def make_private(
             domain=expected_domain(domain, model, None, records),
             own_loop=True,
             ranks=ranks,
+            shards=shards,
         )
         if validation is not None:
             # Not at the first step that asks, when something was charged.

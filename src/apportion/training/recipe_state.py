@@ -6,8 +6,9 @@ made-up answers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -36,11 +37,21 @@ class RecipeState:
         plan: what is executed.
         parameters: the trained parameters by name, as they are at the beginning.
         learning_rate: of the run; an update that sets the weights itself begins with it.
+        shapes: of the whole parameters, where `parameters` are the parts of them on one rank. Updates then work on these parts, and clip
+            and noise, which every rank must choose alike, do not see a released gradient.
     """
 
-    def __init__(self, plan: Plan, parameters: Tensors, learning_rate: float):
-        self.plan = plan
-        self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    def __init__(
+        self,
+        plan: Plan,
+        parameters: Tensors,
+        learning_rate: float,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ):
+        self.plan, self._in_parts = plan, shapes is not None
+        self._shapes = (
+            {name: tuple(parameter.shape) for name, parameter in parameters.items()} if shapes is None else dict(shapes)
+        )
         update = plan.recipe.update
         self._noise = plan.begin_noise(self._shapes)
         self._clip = plan.clip.init(self._context(1))
@@ -66,9 +77,11 @@ class RecipeState:
         released, _ = released.split_usable()
         noise, update = self.plan.noise, self.plan.recipe.update
         if released.request.noised:
-            self._clip = self.plan.clip.observe(self._clip, released)  # before an optimiser can work in place
+            self._clip = self.plan.clip.observe(
+                self._clip, self._shown(released, self.plan.clip)
+            )  # before an optimiser can work in place
         if isinstance(noise, FeedbackNoise):
-            self._noise = noise.observe(self._noise, released)
+            self._noise = noise.observe(self._noise, self._shown(released, noise))
         if not isinstance(update, SteeringUpdate):
             expected = _kinds(released.gradient)  # before it is handed on
             gradient = update.transform(self._update, released)
@@ -80,6 +93,10 @@ class RecipeState:
         if weights is not None:
             _require_fitting(update, weights, expected, "move")
         return weights
+
+    def _shown(self, released: Released, strategy: object) -> Released:
+        """An answer as clip and noise see it."""
+        return replace(released, gradient=HiddenGradient(strategy)) if self._in_parts else released
 
     def settle(self, released: Released, parameters: Tensors) -> None:
         """Learn from the weights to which an answer led."""
@@ -134,6 +151,27 @@ class RecipeState:
 
     def _context(self, step: int) -> Context:
         return self.plan.context(step, self._shapes, self._noise)
+
+
+class HiddenGradient(Mapping[str, Tensor]):
+    """In place of a gradient of which each rank has another part: what is made of it would differ between the ranks."""
+
+    def __init__(self, strategy: object):
+        self._strategy = type(strategy).__name__
+
+    def _refuse(self) -> NoReturn:
+        reason = "it looks at the released gradient, of which each rank of a sharded model has its own part only"
+        fix = "Use a strategy that goes by released statistics, or a model that is not sharded"
+        raise InvalidArgument("plan", self._strategy, reason, fix)
+
+    def __getitem__(self, name: str) -> Tensor:
+        self._refuse()
+
+    def __iter__(self) -> Iterator[str]:
+        self._refuse()
+
+    def __len__(self) -> int:
+        self._refuse()
 
 
 def _require_fitting(update: object, found: object, expected: object, method: str) -> None:

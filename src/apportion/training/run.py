@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from apportion.planning import Plan
 from apportion.strategies.people import IndividualEstimate
-from apportion.training.checkpoint import explained, replace_file
+from apportion.training.checkpoint import Checkpoints, explained, replace_file
 from apportion.training.history import Entry
 from apportion.training.individual_runs import write_estimate
 from apportion.training.session import Session
@@ -39,8 +39,8 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The model; its weights are covered by the guarantee."""
-        return self._session.model
+        """The model as it was passed; its weights are covered by the guarantee."""
+        return self._session.weights.model
 
     @property
     def averaged(self) -> nn.Module | None:
@@ -120,7 +120,7 @@ class Run:
         with explained(public):
             public.mkdir(parents=True, exist_ok=True)
         facts = self.statement() | {
-            "weights_sha256": _save_weights(public / "weights.safetensors", self.model),
+            "weights_sha256": _save_weights(public / "weights.safetensors", self._session.model),
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         if (averaged := self.averaged) is not None:
@@ -133,7 +133,9 @@ class Run:
         self._session.write_problems(root)
         if isinstance(self.plan.recipe.people, IndividualEstimate):
             write_estimate(root, self._session)
-        if self._session.checkpoints is not None and self._session.checkpoints.folder.resolve() == root.resolve():
+        checkpoints = self._session.checkpoints
+        # the parts of a sharded model are written by all ranks together, and not by the one that saves
+        if isinstance(checkpoints, Checkpoints) and checkpoints.folder.resolve() == root.resolve():
             self._session.write_checkpoint()
         return root
 

@@ -22,10 +22,10 @@ from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.owners import Owners
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
+from apportion.distributed.sharded_model import ShardedModel
 from apportion.domain import Domain
 from apportion.errors import WrongOrder
 from apportion.execution import Execution
-from apportion.models.check import copy_model
 from apportion.planning import Plan
 from apportion.ranks import ALONE, Ranks
 from apportion.request import Released, Request
@@ -38,7 +38,9 @@ from apportion.training.history import Entry, as_columns, from_columns, is_repor
 from apportion.training.metrics import Metric
 from apportion.training.optimizers import require_same_parameters
 from apportion.training.recipe_state import RecipeState
+from apportion.training.sharded_checkpoint import ShardedCheckpoints
 from apportion.training.storage import PROBLEMS, Storage
+from apportion.training.weights import ShardedWeights, Weights, WholeWeights
 from apportion.usable import UsableTally
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ class Setup:
         engine: instead of the chosen one, for audits.
         build_curator: makes the curator, for audits that look over its shoulder.
         ranks: the processes that make this run together.
+        shards: how the model is divided between them; `model` is then its whole copy, and the optimiser has the divided parameters.
     """
 
     model: nn.Module
@@ -90,6 +93,7 @@ class Setup:
     engine: Engine | None = None
     build_curator: BuildCurator = Curator
     ranks: Ranks = ALONE
+    shards: ShardedModel | None = None
 
 
 class Session:
@@ -112,7 +116,7 @@ class Session:
         engine: Engine,
         account: Account,
         build_curator: Callable[[Session], Curator | ExactCurator],
-        checkpoints: Checkpoints | None = None,
+        checkpoints: Checkpoints | ShardedCheckpoints | None = None,
     ):
         # Not the set-up itself: it holds the records, and only the curator may reach them.
         self.engine, self.account, self.checkpoints = engine, account, checkpoints
@@ -121,6 +125,7 @@ class Session:
         self.plan, self.optimizer, self.randomness = setup.plan, setup.optimizer, setup.randomness
         self.storage, self.own_loop, self._scheduler = setup.storage, setup.own_loop, setup.scheduler
         self._validation, self.ranks = setup.validation, setup.ranks
+        self.weights: Weights = WholeWeights(engine.model) if setup.shards is None else ShardedWeights(setup.shards)
         self.initial_learning_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.entries: list[Entry] = []
         self.usable, self._judged = UsableTally(), self.plan.usable is None
@@ -140,11 +145,11 @@ class Session:
             self.write_checkpoint()
 
     def _begin(self) -> RecipeState:
-        return RecipeState(self.plan, trained_parameters(self.model), self.initial_learning_rates[0])
+        return RecipeState(self.plan, self.weights.own(), self.initial_learning_rates[0], self.weights.shapes)
 
     def _rehearse(self) -> None:
         """Let the strategies meet requests and answers of zeros, so that they raise before anything is charged."""
-        parameters = trained_parameters(self.model)
+        parameters = self.weights.own()
         strategies = self._begin()
         for step in range(1, min(REHEARSED, self.plan.steps) + 1):
             _answer_with_zeros(strategies, step, parameters)
@@ -159,15 +164,9 @@ class Session:
 
     @property
     def averaged(self) -> nn.Module | None:
-        """A copy of the model with averaged weights; `None` if the update keeps no average, or before the first step."""
-        weights = self._strategies.averaged
-        if weights is None:
-            return None
-        model = copy_model(self.model)
-        parameters = trained_parameters(model)
-        for name, value in weights.items():
-            parameters[name].data.copy_(value)
-        return model
+        """A copy of the model with averaged weights; `None` if the update keeps no average, or before the first step. Of a sharded model
+        the first rank has it, as it was when the model was last measured, or at the end."""
+        return self.weights.averaged(self._strategies.averaged)
 
     @property
     def evaluated(self) -> nn.Module:
@@ -187,6 +186,7 @@ class Session:
 
     def next_request(self) -> Request:
         """What the strategies ask for at the next step. Also defined after the last one: the account refuses it then."""
+        self.weights.require_settled()
         return self._strategies.request(min(self.account.next_step, self.plan.steps))
 
     def affords(self, request: Request) -> bool:
@@ -204,11 +204,12 @@ class Session:
 
     def apply(self, released: Released) -> Entry:
         """Move the weights by what was released, let the strategies learn from it, write it down."""
-        require_same_parameters(self.model, self.optimizer)
+        require_same_parameters(self.weights.model, self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)  # whatever was there before was not released
-        answer = self._strategies.receive(released, trained_parameters(self.model))
+        answer = self._strategies.receive(released, self.weights.own())
         learning_rate = self._steer(answer) if self._strategies.steering else self._optimize(answer or {})
-        self._strategies.settle(released, trained_parameters(self.model))
+        self._strategies.settle(released, self.weights.own())
+        self.weights.settle()
         self._count_usable(released)
         entry = Entry(
             step=self.step,
@@ -256,9 +257,9 @@ class Session:
 
     def _optimize(self, gradients: Mapping[str, Tensor]) -> tuple[float, ...]:
         """Hand a released gradient to the optimiser. Returns the learning rates."""
-        parameters = trained_parameters(self.model)
+        parameters = trained_parameters(self.weights.model)
         for name, gradient in gradients.items():
-            parameters[name].grad = gradient
+            parameters[name].grad = self.weights.as_gradient(name, gradient)
         groups, rate = self.optimizer.param_groups, self._strategies.rate(self.step)
         declared = [group["lr"] for group in groups]
         for group, full in zip(groups, declared, strict=True):
@@ -290,23 +291,23 @@ class Session:
         return values if last is None or last != values else last
 
     def state(self) -> dict[str, Any]:
-        """All that moves, except the records and the random generators."""
+        """All that moves, except the records and the random generators. Of a sharded model all tensors like parameters are divided."""
         return {
             "step": self.step,
-            "model": self.model.state_dict(),
+            "model": self.weights.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "usable": {**asdict(self.usable), "judged": self._judged},
-            **self._strategies.state(),
+            **self.weights.kept(self._strategies.state()),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Put back what `state` returned."""
-        self.model.load_state_dict(state["model"])
+        """Put back what `state` returned. The weights of a sharded model have to be gathered afterwards."""
+        self.weights.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
-        self._strategies.restore(state)
+        self._strategies.restore({**state, "update": self.weights.taken_up(state["update"])})
         counted = dict(state.get("usable", {}))  # older checkpoints have no count
         self._judged = counted.pop("judged", True)
         self.usable = UsableTally(**counted)
@@ -326,7 +327,8 @@ class Session:
             if isinstance(self.curator, Curator) and (secret := self.curator.secret_state()) is not None:
                 content["individual"] = secret
             self.checkpoints.write(content)
-            self.write_problems(self.checkpoints.folder)
+            if self.ranks.rank == 0:
+                self.write_problems(self.checkpoints.folder)
 
     def write_problems(self, folder: Path) -> None:
         """What did not contribute, for the owner of the data: always, so that the file itself tells nothing. No run rests on it."""
@@ -369,11 +371,18 @@ class Session:
 
     def _measured(self, measure: Callable[[], Score]) -> Score:
         """What the first rank measures. The others wait for it: what follows from a score must be the same for all."""
+        self.weights.gather_average(self._strategies.averaged)
         return self.ranks.agree(measure()) if self.ranks.rank == 0 else self.ranks.agree(cast(Score, None))
 
     @property
     def report_is_due(self) -> bool:
         return is_report_step(self.step, self.plan.steps)
+
+    def complete(self) -> None:
+        """What all ranks of a sharded model do together after the last step: one alone could not bring the parts together."""
+        if isinstance(self.weights, ShardedWeights) and self.entries:
+            self.weights.gather_average(self._strategies.averaged)
+            self.write_checkpoint()
 
     def close(self) -> None:
         """What is left to do when a run has ended: a key that could repeat its draws is deleted."""

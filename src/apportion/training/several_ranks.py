@@ -50,7 +50,9 @@ def facts_of_ranks(setup: Setup) -> Facts:
     """What must be the same on all ranks, besides what must be the same when a run goes on."""
     if setup.ranks.count == 1:
         return {}
+    sharded = {} if setup.shards is None else {"folder": str(setup.storage.folder)}  # all ranks write there
     return {
+        **sharded,
         "lr": [group["lr"] for group in setup.optimizer.param_groups],
         "execution": asdict(setup.execution),
         "resume": setup.storage.resume,

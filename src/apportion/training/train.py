@@ -13,7 +13,6 @@ from apportion.budget import Public
 from apportion.curator.curator import LossFunction
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
-from apportion.distributed.process_group import find_ranks
 from apportion.domain import Domain
 from apportion.errors import InvalidArgument, TakenOver
 from apportion.execution import Execution
@@ -33,6 +32,7 @@ from apportion.training.progress import Show, progress_bar
 from apportion.training.run import Run
 from apportion.training.session import Session, Setup
 from apportion.training.several_ranks import facts_of_evaluation, require_same_settings
+from apportion.training.sharded_runs import find_processes
 from apportion.training.storage import Storage
 
 
@@ -105,7 +105,7 @@ def train(
     require_plan(plan)
     execution, storage = execution or Execution(), storage or Storage()
     _require(execution, Execution, "execution", "apportion.Execution(micro_batch=64)")
-    ranks = find_ranks(execution.noise_from)
+    model, shards, ranks = find_processes(model, execution)
     with ranks.joined():
         _require(storage, Storage, "storage", 'apportion.Storage("runs/one")')
         if scheduler is not None and not callable(scheduler):
@@ -131,7 +131,7 @@ def train(
             require_measurable(model, evaluation.data, metric=evaluation.metric, domain=domain)
         if validation is not None:
             require_measurable(model, validation, "validation", domain=domain)
-        built = build_optimizer(model, optimizer, lr)
+        built = build_optimizer(model if shards is None else shards.model, optimizer, lr)
         setup = Setup(
             model=model,
             optimizer=built,
@@ -145,6 +145,7 @@ def train(
             storage=storage,
             domain=expected,
             ranks=ranks,
+            shards=shards,
         )
     require_same_settings(ranks, facts_of_evaluation(loss_fn, evaluation, stop))
     session = open_session(setup)
@@ -180,6 +181,7 @@ def run_session(
                 log(entry)
 
             take_steps(session, loss_fn, evaluation, tell, stop)
+            session.complete()
     except TakenOver:
         ours = False
         raise

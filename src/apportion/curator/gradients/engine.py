@@ -62,13 +62,13 @@ class EngineChoice:
 BuiltEngine = OnePass | ReferenceGradients
 
 
-def build_engine(model: nn.Module, choice: Mode | EngineChoice) -> BuiltEngine:
-    """The engine that was chosen for a model."""
+def build_engine(model: nn.Module, choice: Mode | EngineChoice, *, lent: bool = False) -> BuiltEngine:
+    """The engine that was chosen for a model, which may be there for it alone (`OnePass`)."""
     if isinstance(choice, str):
         choice = EngineChoice(choice)
     if choice.mode == "vmap" or choice.mode == "loop":
         return ReferenceGradients(model, choice.mode)
-    return OnePass(model, choice.mode, choice.alone, choice.shared, choice.losses_together)
+    return OnePass(model, choice.mode, choice.alone, choice.shared, choice.losses_together, lent)
 
 
 __all__ = ["BuiltEngine", "Engine", "EngineChoice", "build_engine"]

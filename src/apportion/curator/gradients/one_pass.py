@@ -189,6 +189,8 @@ class OnePass:
         shared: calls of layers on something that belongs to no record, as embeddings of positions are: input and output get a row for each
             record, so that the gradient of the output is that of single records.
         losses_together: whether the records' losses are evaluated under `vmap`, or one after the other.
+        lent: whether the model is there for this engine alone: then the scratch copy uses its weights and has none of its own. No code that
+            is proved to keep records apart writes to weights; if any does, the rest of the step is refused.
     """
 
     checker: RecordChecker | None = None
@@ -203,8 +205,9 @@ class OnePass:
         alone: Collection[str] = (),
         shared: Collection[LayerCall] = (),
         losses_together: bool = True,
+        lent: bool = False,
     ):
-        self.model, self.mode = model, mode
+        self.model, self.mode, self._lent = model, mode, lent
         self.alone, self._shared, self._losses_together = frozenset(alone), frozenset(shared), losses_together
         self._calls: Counter[str] = Counter()
         self.outputs_alone: dict[str, list[Any]] = {}
@@ -223,7 +226,9 @@ class OnePass:
         self._build()
 
     def _build(self) -> None:
-        self.scratch = copy.deepcopy(self.model)
+        lent = self.model.parameters() if self._lent else ()
+        memo: dict[int, Any] = {id(one): nn.Parameter(one.detach(), requires_grad=one.requires_grad) for one in lent}
+        self.scratch = copy.deepcopy(self.model, memo)
         if self._channels_last:
             for parameter in self.scratch.parameters():
                 parameter.data = to_channels_last(parameter.data)
@@ -375,8 +380,13 @@ class OnePass:
                 if not torch.equal(copied, original):  # autograd may have kept it for a pass that was set aside
                     copied.copy_(original)
             if self._copied != self._state():  # equal for the further micro-batches of a step
+                if self._lent and self._copied:
+                    raise UnsupportedModel(
+                        "the model writes to its own weights when it is run. Leave that to the optimizer"
+                    )
                 for copied, original in self._weights():
-                    copied.copy_(original)
+                    if copied.data_ptr() != original.data_ptr():
+                        copied.copy_(original)
                 self._copied = self._state()
         for own, module in zip(self.scratch.modules(), self.model.modules(), strict=True):
             own.training = module.training
