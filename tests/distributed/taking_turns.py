@@ -4,7 +4,7 @@ import threading
 from unittest.mock import patch
 
 from apportion.distributed import ProcessGroupRanks, Turns
-from apportion.training import private, train
+from apportion.training import sharded_runs
 
 _here = threading.local()
 
@@ -16,7 +16,7 @@ def in_turn(count, function, *arguments):
         _here.link = link
         return function(link.get_rank(), *arguments)
 
-    with patch.object(train, "find_ranks", _ranks), patch.object(private, "find_ranks", _ranks):
+    with patch.object(sharded_runs, "find_ranks", _ranks):
         return Turns(count).run(work)
 
 
