@@ -369,6 +369,8 @@ class OnePass:
         self._structure.require_same(self.model)
         try:
             self._copy_state()
+        except UnsupportedModel:
+            raise
         except Exception:  # what a module made of its copy cannot be undone
             self._build()
             self._copy_state()
