@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from neighbouring_stages import replay
 from pipelined_runs import (
     LEAVING,
     MODELS,
@@ -25,7 +26,6 @@ from pipelined_runs import (
     own_loss,
     refused_charge,
     releases_of,
-    replay,
     some_records,
     some_texts,
     some_wide_records,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from torch import Tensor, distributed
@@ -29,9 +30,19 @@ class PipelineRanks(ProcessGroupRanks):
             raise InvalidArgument("processes", 1, reason, fix)
         super().__init__()
         self.share, self.wide = 1.0, False
+        self._between_stages = False
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        self._between_stages = True  # and it stays so, if that fails
+        with super().sending():
+            yield
+        self._between_stages = False
 
     def give_up(self) -> None:
-        """The others do not wait for a word, but for activations or gradients: they notice when this process ends."""
+        """In the middle of a turn the others do not wait for a word, but for activations or gradients: they notice when this one ends."""
+        if not self._between_stages:
+            super().give_up()
 
     def copy_first(self, tensors: Iterable[Tensor]) -> None:
         """Every stage has weights of its own."""
