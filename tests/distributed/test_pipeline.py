@@ -311,7 +311,7 @@ def test_four_stages_of_which_those_between_are_given_no_records(four):
 
 @pytest.mark.slow
 def test_the_code_of_the_page_runs(two):
-    page = (Path(__file__).parents[2] / "docs" / "scaling-pipeline.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```py\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     first, second = two.run(run_code, code.replace("distributed.init_process_group", "# "))
     assert first == second
