@@ -35,7 +35,7 @@ FEATURES_WHY = (
 SCATTER_WHY = (
     "one layer on a scattering transform moves by 0.3·population·ε/√(weights), of photographs above ε = 1 with √ε in place of ε, in 200 "
     "steps of gradients of length 1, or 400 where grey images have ε = 3 or more; fitted on held-out training records of MNIST and "
-    "Fashion-MNIST, each for the other, and on CIFAR-100 for CIFAR-10"
+    "Fashion-MNIST, and on CIFAR-100"
 )
 PHOTOGRAPH_WHY = (
     "for colour photographs brightness and colour apart, an image and its mirror image as one, and a layer of random directions gained 8 "
