@@ -37,6 +37,7 @@ PARTS = (
     "integrations",
     "noise",
     "people",
+    "pipeline",
     "recipes",
     "sklearn",
     "statistics",
