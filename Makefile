@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 # Every install goes through constraints.txt, build environments included: what is tested is what is installed. Python compiles
 # what is imported when it is imported; compiling all of torch beforehand takes longer than the demo.
+# Tests and demo start many processes: each would compile torch anew if a shell forbade it to keep what was compiled.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 .PHONY: demo docs test test-slow test-flower audit mutants fuzz lint format dist lowest bench clean help

@@ -61,7 +61,8 @@ MAY_IMPORT = {
     "tuning": CORE | {"compare"},
     "teachers": CORE | {"compare"},
     "integrations": CORE,
-    "federated": CORE | {"audit"},
+    "federated": CORE | {"audit", "distributed"},
+    "pipeline": CORE | {"distributed"},
     "cli": CORE
     | {
         "audit",
@@ -156,6 +157,12 @@ def test_importing_the_package_imports_no_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_command_line_starts_without_torch():
+    """`--help`, `plan` and `ledger` need none, and it takes seconds."""
+    program = "import sys, apportion.cli.main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_every_public_name_exists():

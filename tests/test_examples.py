@@ -28,15 +28,12 @@ def test_budgets_of_people(capsys):
 
 
 def test_federated_mnist(capsys):
-    """The protocol of Du et al.'s Table 4, on made-up images and few clients."""
+    """With every recipe, on made-up images and few clients."""
     path = next(path for path in EXAMPLES if path.stem == "federated_mnist")
     names = runpy.run_path(str(path))
     generator = torch.Generator().manual_seed(0)
-    records = torch.rand(20, 1, 28, 28, generator=generator), torch.randint(10, (20,), generator=generator)
+    records = torch.rand(100, 1, 28, 28, generator=generator), torch.randint(10, (100,), generator=generator)
     mnist = SimpleNamespace(train=records, test=ap.Public(records))
-    names["main"](8.0, clients=50, asked=5, rounds=2, mnist=mnist)
+    names["main"](8.0, images=2, rate=0.1, rounds=2, mnist=mnist)
     out = capsys.readouterr().out
     assert [line.partition(":")[0] for line in out.splitlines()] == list(names["RECIPES"])
-    clients = names["DistortedClients"](*records, 50)
-    assert torch.equal(clients[7][0], clients[7][0])
-    assert not torch.equal(clients[7][0], clients[8][0])

@@ -18,7 +18,13 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CORE = {"torch", "numpy", "scipy", "cryptography", "safetensors", "dp-accounting"}
 OPTIONAL = sorted({module for modules in EXTRAS.values() for module in modules})
-MODULES = sorted(module.name for module in pkgutil.walk_packages(apportion.__path__, "apportion."))
+APART = ("flower",)  # extras with an environment of their own: they pin other versions of what the others need
+TOGETHER = [extra for extra in EXTRAS if extra not in APART]
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(apportion.__path__, "apportion.")
+    if not module.name.startswith("apportion.federated.flower")  # make test-flower
+)
 PACKAGES = sorted(module.name for module in pkgutil.walk_packages(apportion.__path__, "apportion.") if module.ispkg)
 PARTS = (
     "accounting",
@@ -27,6 +33,7 @@ PARTS = (
     "data",
     "distributed",
     "features",
+    "federated",
     "integrations",
     "noise",
     "people",
@@ -69,15 +76,23 @@ def test_the_core_needs_six_packages():
     assert names_of(PROJECT["dependencies"]) == CORE
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("extra", TOGETHER)
 def test_an_extra_installs_the_modules_that_are_asked_for_in_its_name(extra):
     found = packages_distributions()
     installed = {found[module][0].lower() for module in EXTRAS[extra]}
     assert names_of(PROJECT["optional-dependencies"][extra]) == installed
 
 
-def test_all_is_every_extra_that_is_not_for_developers():
-    assert PROJECT["optional-dependencies"]["all"] == [f"apportion[{','.join(EXTRAS)}]"]
+@pytest.mark.parametrize("extra", APART)
+def test_an_extra_apart_is_tested_with_its_lowest_version(extra):
+    (requirement,) = PROJECT["optional-dependencies"][extra]
+    assert names_of([requirement]) == set(EXTRAS[extra])
+    tested = (ROOT / f"constraints-{extra}.txt").read_text(encoding="utf-8").splitlines()
+    assert requirement.replace(">=", "==") in tested
+
+
+def test_all_is_every_extra_that_can_be_installed_beside_the_others():
+    assert PROJECT["optional-dependencies"]["all"] == [f"apportion[{','.join(TOGETHER)}]"]
 
 
 def test_the_lowest_versions_are_the_ones_that_are_promised():
@@ -86,7 +101,7 @@ def test_the_lowest_versions_are_the_ones_that_are_promised():
         for line in (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines()
         if line and not line.startswith("#")
     )
-    extras = (PROJECT["optional-dependencies"][extra] for extra in EXTRAS)
+    extras = (PROJECT["optional-dependencies"][extra] for extra in TOGETHER)
     for requirement in (*PROJECT["dependencies"], *(one for extra in extras for one in extra)):
         name, bound = requirement.split(">=")
         assert lowest[name] == bound, requirement

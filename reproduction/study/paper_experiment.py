@@ -13,6 +13,7 @@ from apportion import validate
 from apportion.compare.experiment import Experiment, RecipeChoice, Seed, StrictModel
 from apportion.errors import InvalidArgument
 from apportion.strategies.descriptions import describe
+from reproduction.study.distorted_clients import ClientChoice
 
 Percent = Field(default=None, ge=0, le=100)
 
@@ -56,6 +57,7 @@ class PaperExperiment(Experiment):
         label: what it is called in its study.
         kind: "training" trains; "price" only computes what the plan costs from step to step; "norms" trains on data that is a published
             benchmark, and therefore public, and records the median norm of its unclipped gradients.
+        clients: the run is federated, over as many clients as the population says, and a client is the unit of privacy.
         paper_epsilon: what the source claims to have spent, where it is not `epsilon`.
         count_usable: off: the records are known to be good, and kept cells can be repeated to the bit.
     """
@@ -64,6 +66,7 @@ class PaperExperiment(Experiment):
     kind: Literal["training", "price", "norms"] = "training"
     recipe: tuple[PaperChoice, ...] = ()
     later: tuple[Later, ...] = ()
+    clients: ClientChoice | None = None
     paper_epsilon: float | None = None
     count_usable: bool = False
 
@@ -77,6 +80,8 @@ class PaperExperiment(Experiment):
         if self.recipe or not self.later:
             super().check()
         self.sampling()
+        if self.clients is not None and self.unit != "user":
+            raise InvalidArgument("unit", self.unit, "of a federated run a client is the unit", 'Write unit = "user"')
         labels = [choice.shown for choice in self.recipe]
         for choice in self.recipe:
             if choice.control_of is not None:
@@ -156,6 +161,7 @@ class Cell:
             **self._people(),
             **({} if experiment.loss is None else {"loss": experiment.loss.model_dump()}),
             **({} if experiment.metric is None else {"metric": experiment.metric}),
+            **({} if experiment.clients is None else {"clients": experiment.clients.model_dump()}),
             **({} if experiment.features is None else {"features": experiment.features.model_dump()}),
             **({} if experiment.views is None else {"views": experiment.views.model_dump(mode="json")}),
         }

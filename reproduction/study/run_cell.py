@@ -19,6 +19,7 @@ from apportion.planning import plan_steps
 from apportion.reporting.plan_page import plan_by_limit_theorem, plan_facts, plan_recipe
 from apportion.reporting.result import HistoryEntry, RunResult
 from apportion.training.versions import package_versions, source_commit
+from reproduction.study.distorted_clients import run_clients
 from reproduction.study.gradient_norms import median_norms
 from reproduction.study.paper_experiment import Cell, PaperExperiment
 
@@ -51,7 +52,11 @@ def _trained(cell: Cell, data_dir: Path | None) -> RunResult:
     elif experiment.group:
         planned = plan_steps(choice.recipe(), experiment.budget(), experiment.sampling())
         plan = planned.with_owners(labels=deal_groups([one.share for one in experiment.group], len(subject.train[1])))
-    run = run_recipe(experiment, choice, subject, cell.seed, None, progress=False, probe=probe, plan=plan)
+    if experiment.clients is not None:
+        plan = plan or experiment.plan(choice.recipe())
+        run = run_clients(experiment, choice, experiment.clients, subject, cell.seed, plan)
+    else:
+        run = run_recipe(experiment, choice, subject, cell.seed, None, progress=False, probe=probe, plan=plan)
     return replace(run, target_epsilon=experiment.epsilon) if run.target_epsilon and experiment.epsilon else run
 
 
@@ -79,7 +84,7 @@ def _priced(cell: Cell) -> RunResult:
     experiment, choice, started = cell.experiment, cell.choice, time.perf_counter()
     budget = experiment.budget()
     planned = plan_recipe(choice.recipe(), budget, experiment.sampling(), choice.calibrated_by)
-    plan = plan_facts(planned, target_epsilon=budget.epsilon, calibration=choice.calibrated_by)
+    plan = plan_facts(planned, target_epsilon=budget.epsilon, calibration=choice.calibrated_by, with_claims=True)
     history = tuple(
         HistoryEntry(step, epsilon, (plan["clip"][step - 1],), plan["noise_multiplier"][step - 1])
         for step, epsilon in plan["spent"]

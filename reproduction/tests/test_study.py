@@ -11,6 +11,7 @@ from apportion.compare.resolve import resolve
 from apportion.reporting import RunResult
 from reproduction.folders import RESULTS
 from reproduction.study import StudyResults, open_study, read_study, recheck, run_study, study_names
+from reproduction.study.distorted_clients import DistortedClients
 from reproduction.study.gradient_norms import median_norms
 from reproduction.study.run_cell import run_cell
 from reproduction.study.study_results import summarise
@@ -294,6 +295,34 @@ def test_norms_stand_in_the_history(tmp_path):
     values = content(kind="norms", experiment=[{"label": "norms", "recipe": [{"name": "abadi", "seeds": [1]}]}])
     run = run_study(StudyResults.open(read_study("norms", values), tmp_path / "norms.json")).runs["norms", "abadi", 1]
     assert all(entry.details["median_norm"] > 0 for entry in run.history)
+
+
+def test_a_federated_cell_trains_on_clients(tmp_path):
+    """Through the federated room, with a client as the unit, and the same bits from the same seed."""
+    clients = {"images": 3, "lr": 0.5, "batch_size": 2}
+    people = {"population": 2000, "unit": "user", "delta": 1e-5, "sample_rate": 0.02, "clients": clients, "seeds": [1]}
+    values = content(**people, experiment=[{"label": "federated", "recipe": [{"name": "du-dynamic"}]}])
+    results = run_study(StudyResults.open(read_study("federated", values), tmp_path / "federated.json"))
+    run = results.runs["federated", "du-dynamic", 1]
+    assert (run.unit, run.population, run.steps, run.epsilon <= 3.0) == ("user", 2000, 4, True)
+    assert run.details["clients"] == clients | {"epochs": 1}
+    assert run.test_accuracy is not None
+    assert all(finding["same"] for finding in recheck(results, 1))
+    with pytest.raises(ap.InvalidArgument, match="a client is the unit"):
+        read_study("federated", values | {"unit": "record"})
+    other = read_study("federated", values | {"clients": clients | {"lr": 0.1}})
+    assert other.cells[0].key != results.study.cells[0].key
+
+
+def test_clients_have_the_same_distorted_images_every_time():
+    images = torch.rand(20, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    clients = DistortedClients(images, torch.arange(20), 50, 3)
+    assert len(clients) == 50
+    assert all(torch.equal(one, two) for one, two in zip(clients[7], clients[7], strict=True))
+    assert not torch.equal(clients[7][0], clients[8][0])
+    assert clients[7][0].shape == (3, 1, 28, 28)
+    moved, classes = clients[7]
+    assert not any(torch.equal(one, images[number]) for one, number in zip(moved, classes, strict=True))
 
 
 def test_data_that_is_not_there_is_left_out_and_said(tmp_path, monkeypatch):

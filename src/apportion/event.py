@@ -96,6 +96,8 @@ class Event(Checked):
     groups: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
+        if self._is_plain():  # a plan has thousands
+            return
         Checked.__post_init__(self)  # `super()` does not find a class with slots
         if type(self.choices) is not tuple or not all(type(one) is Choice for one in self.choices):
             raise InvalidArgument("choices", shown(self.choices), "it is not a tuple of choices", "Pass (Choice(0.5),)")
@@ -114,6 +116,17 @@ class Event(Checked):
                     "the event must cover each of them, and holds no choices",
                     "Use Request.event()",
                 )
+
+    def _is_plain(self) -> bool:
+        """Whether it is one Gaussian whose numbers need neither reading nor a word."""
+        return (
+            type(self.sample_rate) is float
+            and type(self.noise_multiplier) is float
+            and 0 < self.sample_rate <= 1
+            and 0 < self.noise_multiplier < math.inf
+            and self.choices == ()
+            and self.groups == ()
+        )
 
     def __repr__(self) -> str:
         choices = f", choices={self.choices!r}" if self.choices else ""

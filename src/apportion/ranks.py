@@ -29,6 +29,7 @@ class Ranks(Protocol):
     `rank` is the number of this one; the first, 0, keeps the books. `share` is the part of the standard deviation of all noise that this
     one adds: the squares of all shares add up to 1. `wide` tells whether sums go to the others without noise, and so in float64.
     `shards` divides the parameters between the ranks; `None` if each holds all of them.
+    `divides_records` tells whether each draws for its own part of the records; otherwise all draw the same, and have parts of the model.
     """
 
     @property
@@ -45,6 +46,9 @@ class Ranks(Protocol):
 
     @property
     def shards(self) -> ShardedSums | None: ...
+
+    @property
+    def divides_records(self) -> bool: ...
 
     def joined(self) -> AbstractContextManager[None]:
         """Around what each does by itself, before anything is charged: if one fails, all end with an error that says so."""
@@ -90,7 +94,7 @@ class Ranks(Protocol):
 class Alone:
     """A run in one process."""
 
-    rank, count, share, wide = 0, 1, 1.0, False
+    rank, count, share, wide, divides_records = 0, 1, 1.0, False, False
     shards: ShardedSums | None = None
 
     def joined(self) -> AbstractContextManager[None]:

@@ -151,8 +151,24 @@ def test_interpolated_nodes_bound_exact_ones_closely(name, delta):
     assert prices[0] * (1 - 1e-6) <= prices[1] <= prices[0] * 1.002
 
 
+def test_nodes_far_apart_bound_steps_that_hardly_matter():
+    """A thousand quiet steps beside a few loud ones: fewer nodes than the lattice has, and still a bound."""
+    quiet = [8.0 * 1.005**t for t in range(1000)]
+    events = count_events([Event(0.02, z) for z in (*quiet, *[0.8 + 0.01 * t for t in range(60)])])
+    exact, shared = (make_cells(events, 1e-5, exact=choice) for choice in (True, False))
+    assert len({node for cell in shared for node in cell.corners}) < 110, "at the usual distance there are 240"
+    grid = choose_grid(exact, 1e-5)
+    prices = []
+    for cells in (exact, shared):
+        composition = Composition(grid)
+        composition.add(cells)
+        prices.append(composition.curve().epsilon(1e-5))
+    assert prices[0] * (1 - 1e-9) <= prices[1] <= prices[0] * 1.002
+
+
 def test_adding_step_by_step_equals_adding_at_once():
-    events = [Event(0.01, 2.0 * 0.5 ** (t / 60)) for t in range(60)]
+    """Within a factor of 2 of each other: beyond it, nodes of steps that hardly matter beside the others lie further apart."""
+    events = [Event(0.01, 1.98 * 0.5 ** (t / 60)) for t in range(60)]
     cells = make_cells(count_events(events), 1e-5, exact=False)
     grid = choose_grid(cells, 1e-5)
     at_once, step_by_step = Composition(grid), Composition(grid)

@@ -147,7 +147,15 @@ def test_defaults_of_their_own():
     [
         ("fashion-mnist", "scatter", 1.0, 0.45),  # 0.3·60,000/(200·√39,690)
         ("fashion-mnist", {"kind": "scatter", "norm": "group"}, 1e-3, 0.1),
-        ("fashion-mnist", "scatter", 8.0, 1.5),
+        ("fashion-mnist", "scatter", 3.0, 0.68),  # 0.3·60,000·3/(400·√39,690)
+        ("fashion-mnist", "scatter", 8.0, 0.75),
+        (
+            "cifar10",
+            {"kind": "scatter", "directions": 384},
+            3.0,
+            0.37,
+        ),  # √3 in place of 3: 0.3·50,000·√3/(200·√122,880)
+        ("cifar10", {"kind": "pretrained"}, 8.0, 1.5),
         ("cifar10", "scatter", 1.0, 0.19),
         ("cifar10", {"kind": "pretrained"}, 1.0, 0.66),
         ("imdb", "words", 1.0, 0.27),
@@ -286,11 +294,29 @@ def test_large_images_go_through_a_scattering_transform_unless_something_was_sai
     assert "batch_size" in none
 
 
+def test_photographs_get_colours_mirrors_and_a_random_layer_unless_something_was_said():
+    photographs = IMAGES | {"data": "cifar10", "epsilon": 3.0}
+    for said in (photographs, photographs | {"features": "scatter"}, photographs | {"features": {"kind": "scatter"}}):
+        filled = with_training_defaults(with_features(said))
+        assert filled["features"] == {"kind": "scatter", "colours": "opponent", "mirror": True, "directions": 384}
+        assert (filled["steps"], filled["lr"]) == (200, 0.37)
+        assert filled["recipe"][0]["clip"] == {"start": 20.0, "ratio": 1.0}
+        assert any("directions=384: for colour photographs" in line for line in explain_choices(said, filled))
+    own = {"kind": "scatter", "mirror": False}
+    kept = with_training_defaults(photographs | {"features": own})
+    assert kept["features"] == own
+    assert not any("directions" in line for line in explain_choices(photographs | {"features": own}, kept))
+    grey = with_training_defaults(with_features(IMAGES | {"epsilon": 3.0}))
+    assert (grey["features"], grey["steps"], grey["lr"]) == ("scatter", 400, 0.68)
+
+
 def test_what_was_chosen_is_said_with_its_reason(apportion):
     filled = with_training_defaults(with_features(IMAGES))
     first, second = explain_choices(IMAGES, filled)
     assert first.startswith("features scatter: for images of 16 pixels or more")
-    assert second.startswith("sample_rate 0.2, steps 200, lr 1, momentum 0.9: one layer on fixed features moves by")
+    assert second.startswith(
+        "sample_rate 0.2, steps 200, lr 1, momentum 0.9: one layer on a scattering transform moves by"
+    )
     assert (
         explain_choices(
             IMAGES | {"features": "scatter", "lr": 1, "momentum": 0, "steps": 3, "sample_rate": 0.1}, filled

@@ -324,6 +324,14 @@ def test_what_one_process_does_is_refused_by_name(two, tmp_path):
         two.run(alone_train, {"folder": str(tmp_path / "run"), "recovery": "exact"}, {})
     with pytest.raises(Failed, match="two ranks"):
         two.run(users_on_shards)
+    with pytest.raises(Failed, match="draw clients and ask them for itself"):
+        two.run(federated)
+
+
+def federated(rank):
+    budget = ap.Budget(epsilon=20.0, delta=1e-5, unit=ap.User())
+    local = ap.federated.LocalSGD(lr=0.5)
+    return ap.federated.train(small_model(), [some_records()], local, plan_of(budget=budget, population=8))
 
 
 def users_on_shards(rank):

@@ -10,7 +10,7 @@ from torch import nn
 
 import apportion as ap
 from apportion.features.dead_leaves import dead_leaves
-from apportion.features.whitening import _LEAST, _power
+from apportion.features.whitening import _LEAST, covariance_power
 
 
 def test_drawn_images_are_the_same_each_time_and_fill_their_range():
@@ -35,7 +35,7 @@ def test_variances_are_raised_to_the_power(power):
     torch.manual_seed(0)
     turned = torch.linalg.qr(torch.randn(4, 4)).Q
     rows = (turned @ torch.diag(torch.tensor([8.0, 2.0, 1.0, 0.5])) @ torch.randn(4, 20_000)).double()
-    matrix = _power(rows, power)
+    matrix = covariance_power(rows, power)
     variances = torch.linalg.eigvalsh(torch.cov(rows))
     found = torch.linalg.eigvalsh(torch.cov(matrix @ rows))
     expected = variances * (variances / variances.mean() + _LEAST) ** (2 * power)

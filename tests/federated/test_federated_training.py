@@ -32,7 +32,6 @@ from apportion.accounting.ledger import Ledger
 from apportion.accounting.run_filter import GaussianRuns
 from apportion.curator.randomness import Randomness, poisson_sample
 from apportion.federated.clients import Reply
-from apportion.federated.federated_training import train_clients
 from apportion.releases import FLOAT32_HEADROOM
 from apportion.strategies.recipes import READY, named
 
@@ -109,7 +108,7 @@ def test_each_client_tosses_a_coin_of_its_own():
     """The number of clients in a round is binomial: its variance is that of independent coins, and nobody is topped up."""
     model = server()
     clients = Scripted(200, lambda asked, client: [])
-    train_clients(model, clients, plan(rounds=300, population=200), progress=False)
+    ap.federated.train(model, clients, None, plan(rounds=300, population=200), progress=False)
     counts = [len(asked) for asked in clients.asked]
     assert len(counts) == 300
     assert np.mean(counts) == pytest.approx(200 * RATE, abs=5 * np.sqrt(200 * RATE * (1 - RATE) / 300))
@@ -125,7 +124,7 @@ def test_a_round_in_which_nobody_is_drawn_or_nobody_answers_is_charged_and_noise
         before = weights(model)
         clients = Scripted(10, answers)
         recipe = ap.Recipe(clip=ap.clip.Fixed(1.0), noise=ap.noise.Constant(4.0))
-        run = train_clients(model, clients, plan(recipe, rounds=3, rate=rate, population=10), progress=False)
+        run = ap.federated.train(model, clients, None, plan(recipe, rounds=3, rate=rate, population=10), progress=False)
         assert sum(map(len, clients.asked)) == (0 if rate < 1 else 30)
         assert run.statement()["draws_charged"] == run.steps == 3
         assert all(not torch.equal(before[name], value) for name, value in parameters(model).items())
@@ -140,7 +139,7 @@ def test_clients_that_come_later_toss_coins_too():
     def grow(entry):
         clients.count = 50
 
-    train_clients(model, clients, plan(rounds=3, rate=1.0, population=50), progress=False, log=grow)
+    ap.federated.train(model, clients, None, plan(rounds=3, rate=1.0, population=50), progress=False, log=grow)
     assert [len(asked) for asked in clients.asked] == [5, 50, 50]
 
 
@@ -152,9 +151,9 @@ def test_nobody_is_asked_for_a_round_that_does_not_fit(tmp_path):
     model = server()
     clients = Scripted(CLIENTS, honest(updates(model, CLIENTS)))
     with pytest.raises(ap.BudgetExhausted):
-        train_clients(model, clients, plan(epsilon=8.0), storage=ap.Storage(ledger=path), progress=False)
+        ap.federated.train(model, clients, None, plan(epsilon=8.0), storage=ap.Storage(ledger=path), progress=False)
     assert clients.asked == []
-    run = train_clients(model, clients, plan(epsilon=0.5), storage=ap.Storage(ledger=path), progress=False)
+    run = ap.federated.train(model, clients, None, plan(epsilon=0.5), storage=ap.Storage(ledger=path), progress=False)
     assert len(clients.asked) == ROUNDS
     with pytest.raises(ap.BudgetExhausted):
         run._session.curator.answer(run._session.next_request(), None)
@@ -170,7 +169,7 @@ def test_the_charge_is_durable_before_anybody_is_asked(tmp_path):
 
     model = server()
     made = plan(rounds=3, rate=1.0, population=1)
-    train_clients(model, Scripted(1, answers), made, storage=ap.Storage(folder), progress=False)
+    ap.federated.train(model, Scripted(1, answers), None, made, storage=ap.Storage(folder), progress=False)
     assert seen == [1, 2, 3]
 
 
@@ -216,8 +215,12 @@ def test_every_recipe_runs_unchanged(recipe):
         ({"users_per_client": True}, "2·C"),
         ({"clients": []}, "nobody"),
         ({"clients": {}}, "by number"),
+        ({"clients": (torch.zeros(4, 4), torch.zeros(4))}, "one set of records"),
+        ({"clients": torch.zeros(4, 4)}, "one set of records"),
         ({"clients": iter(())}, "by number"),
         ({"local": None}, "trains a client's copy"),
+        ({"local": 3}, "trains a client's copy"),
+        ({"clients": Scripted(3, honest([]))}, "in their own way"),
         ({"lr": -1.0}, "lr"),
         ({"evaluate": (torch.zeros(1, 4), torch.zeros(1))}, "Public"),
         ({"model": nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))}, "running statistics"),
@@ -239,6 +242,16 @@ def test_what_cannot_work_is_refused_by_name_and_nobody_is_asked(change, reason,
         ap.federated.train(model, progress=False, storage=storage, **arguments)
     assert asked == []
     assert not (tmp_path / "run").exists()
+
+
+def test_processes_that_do_not_know_of_each_other_are_refused(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ap.InvalidArgument, match="torchrun has started several processes"):
+        trained()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(ap.InvalidArgument, match="DataParallel"):
+        trained(model=nn.DataParallel(server()))
 
 
 def test_the_same_data_under_two_numbers_is_refused():

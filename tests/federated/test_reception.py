@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from federation import parameters, random_update, server, updates
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from apportion.curator.randomness import Randomness
@@ -226,16 +226,17 @@ def test_no_client_moves_a_sum_by_more_than_its_threshold(arrivals):
 
 @settings(max_examples=100)
 @given(maybe_updates)
+@example(dict.fromkeys(NAMES, torch.ones(())))
 def test_reading_gives_rows_of_the_parameters_or_raises(update):
     try:
         rows = read_update(update, parameters(MODEL))
     except Exception:
         return
     assert list(rows) == NAMES
-    assert all(
-        row.shape == (1, *value.shape) and row.dtype is torch.float64
-        for row, value in zip(rows.values(), MODEL.parameters(), strict=True)
-    )
+    for name, value in MODEL.named_parameters():
+        assert rows[name].shape == (1, *value.shape)
+        assert rows[name].dtype is torch.float64
+        assert tuple(update[name].shape) == tuple(value.shape)  # and was not spread
 
 
 def test_what_was_sent_is_not_changed_and_not_kept():

@@ -4,6 +4,7 @@ Runs in an environment with Flower (`make test-flower`), whose versions of typer
 """
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -12,9 +13,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,8 +30,9 @@ from torch import nn
 
 import apportion as ap
 from apportion.accounting.ledger import Ledger
-from apportion.federated import flower
-from apportion.federated.flower import FlowerClients, PrivateFedAvg
+from apportion.federated import flower_clients
+from apportion.federated.flower import PrivateFedAvg
+from apportion.federated.flower_clients import FlowerClients
 
 HERE = Path(__file__).parent
 NODES = [901, 77, 300, 12]
@@ -38,7 +42,7 @@ ROUNDS = 3
 @pytest.fixture(autouse=True)
 def in_a_server_app(monkeypatch):
     """A process as Flower starts it for a ServerApp, but quicker."""
-    monkeypatch.setattr(flower, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(flower_clients, "POLL_SECONDS", 0.001)
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
 
@@ -81,18 +85,19 @@ class Grid:
         return names
 
     def pull_messages(self, names):
-        if any(None in self._replies.get(name, []) for name in names):
-            raise ValueError("a message that cannot be read")
-        return [message for name in names for message in self._replies.pop(name, [])]
+        """As the SuperLink, a reply is handed out once: with one that cannot be read all that were asked for are gone."""
+        found = [message for name in names for message in self._replies.pop(name, [])]
+        for message in found:
+            if message is None:
+                raise ValueError("a message that cannot be read")
+            if callable(message):
+                message()
+        return found
 
 
-def reply(message, state, node=None):
-    made = Message(
-        RecordDict({"arrays": ArrayRecord(state), "metrics": MetricRecord({"num-examples": 10**9})}), reply_to=message
-    )
-    if node is not None:
-        made.metadata.__dict__["_src_node_id"] = node
-    return made
+def reply(message, state):
+    content = {"arrays": ArrayRecord(state), "metrics": MetricRecord({"num-examples": 10**9})}
+    return Message(RecordDict(content), reply_to=message)
 
 
 def moved(message, by=0.01):
@@ -127,7 +132,7 @@ def test_a_run_over_a_grid_is_charged_noised_and_stated(model, tmp_path):
     assert list(result.evaluate_metrics_serverapp) == [1, 2, 3]
     assert not result.train_metrics_clientapp
     assert len(grid.sent) == ROUNDS * len(NODES)
-    assert len({message.metadata.group_id for message in grid.sent}) == ROUNDS
+    assert len({message.metadata.group_id for message in grid.sent}) == ROUNDS * len(NODES)  # a secret in each
     torch.testing.assert_close(result.arrays.to_torch_state_dict(), dict(model.state_dict()))
     ledger = Ledger.open(tmp_path / "run" / "secret" / "ledger.sqlite")
     assert len(list(ledger.charges())) == ROUNDS
@@ -142,6 +147,28 @@ def test_the_update_is_what_was_sent_back_less_what_was_sent(model):
         assert all(torch.allclose(value, torch.full_like(value, 0.01)) for value in update.values())
 
 
+class Runs:
+    """What a pickle can do to whoever reads it."""
+
+    def __reduce__(self):
+        return pytest.exit, ("a client ran a program on the server",)
+
+
+def saved(save, array, **options):
+    buffer = io.BytesIO()
+    save(buffer, array, **options)
+    return buffer.getvalue()
+
+
+def of_bytes(message, content):
+    """A reply whose arrays are these bytes."""
+    arrays = {name: Array("float64", (3,), "numpy.ndarray", content) for name in moved(message)}
+    return Message(RecordDict({"arrays": ArrayRecord(arrays)}), reply_to=message)
+
+
+PICKLE = saved(np.save, np.array([Runs()], dtype=object), allow_pickle=True)
+MANY = {"descr": "<f8", "fortran_order": False, "shape": (10**12,)}
+
 ODD = {
     "an error": lambda message: [Message(Error(1, "patient 4711"), reply_to=message)],
     "no arrays": lambda message: [Message(RecordDict({}), reply_to=message)],
@@ -154,21 +181,15 @@ ODD = {
         reply(message, {name: value.sum() for name, value in moved(message).items()})
     ],
     "whole numbers": lambda message: [reply(message, {name: value.long() for name, value in moved(message).items()})],
-    "bytes that are no array": lambda message: [
-        Message(
-            RecordDict(
-                {
-                    "arrays": ArrayRecord(
-                        {name: Array("float64", (3,), "numpy.ndarray", b"nonsense") for name in moved(message)}
-                    )
-                }
-            ),
-            reply_to=message,
-        )
+    "bytes that are no array": lambda message: [of_bytes(message, b"nonsense")],
+    "a pickle that runs a program": lambda message: [of_bytes(message, PICKLE)],
+    "an archive": lambda message: [of_bytes(message, saved(np.savez, np.ones(3)))],
+    "a header of many numbers": lambda message: [of_bytes(message, saved(np.lib.format.write_array_header_1_0, MANY))],
+    "numbers wider than torch's": lambda message: [
+        reply(message, {name: Array(value.numpy().astype(np.longdouble)) for name, value in moved(message).items()})
     ],
     "a message that cannot be read": lambda message: [None],
     "nothing": lambda message: [],
-    "the name of another node": lambda message: [reply(message, moved(message), node=5)],
 }
 
 
@@ -187,6 +208,80 @@ def test_one_odd_client_contributes_nothing_and_the_others_stay(model, kind):
     PrivateFedAvg(model, plan(), progress=False).start(Grid(answer), timeout=0.2)
     assert all(torch.isfinite(value).all() for value in model.state_dict().values())
     assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_nobody_answers_in_the_place_of_another(model):
+    """Whose a reply is follows from the message that it was fetched for. The first node says that it is the last one, and answers it."""
+    made = {}
+
+    def answer(message, node):
+        made[node] = reply(message, moved(message, by=-7.0 if node == min(NODES) else 0.01))
+        if node == max(NODES):
+            made[min(NODES)].metadata.__dict__["_src_node_id"] = node
+            made[min(NODES)].metadata.__dict__["_reply_to_message_id"] = message.metadata.message_id
+        return [made[node]]
+
+    grid = Grid(answer)
+    clients = FlowerClients(grid, 0.2)
+    clients.enrolled()
+    found = list(clients.train(ap.federated.Asked("round", dict.fromkeys(range(4), 0), model)))
+    assert sorted(one.client for one in found) == [0, 1, 2, 3]
+    for one in found:
+        expected = -7.0 if one.client == 0 else 0.01
+        assert all(torch.allclose(value, torch.full_like(value, expected)) for value in one.update.values())
+    assert len({message.metadata.group_id for message in grid.sent}) == len(NODES)
+
+
+def test_a_reply_that_never_ends_holds_up_no_other(model, monkeypatch):
+    """Its arrays were announced and do not come: Flower waits for them for minutes."""
+    monkeypatch.setattr(flower_clients, "PATIENCE_SECONDS", 0.05)
+    released = threading.Event()
+
+    def answer(message, node):
+        return [lambda: released.wait(30)] if node == min(NODES) else honest(message, node)
+
+    try:
+        begun = time.monotonic()
+        found = updates_of(model, answer)
+        assert sorted(client for client, _ in found) == [1, 2, 3]
+        assert time.monotonic() - begun < 10
+    finally:
+        released.set()
+
+
+def test_few_replies_lie_in_memory_at_the_same_time(model, monkeypatch):
+    monkeypatch.setattr(flower_clients, "PULLS", 2)
+    held, most, lock = [], [], threading.Lock()
+
+    class Counting(Grid):
+        def pull_messages(self, names):
+            with lock:
+                held.append(names)
+                most.append(len(held))
+            return super().pull_messages(names)
+
+    clients = FlowerClients(Counting(honest, range(1, 21)), 5)
+    clients.enrolled()
+    for reply in clients.train(ap.federated.Asked("round", dict.fromkeys(range(20), 0), model)):
+        assert isinstance(reply.update, dict)
+        with lock:
+            held.pop()
+    assert len(most) == 20
+    assert max(most) <= 3  # those on their way, and the one that is read
+
+
+def test_what_has_come_by_the_deadline_counts(model, monkeypatch):
+    """Also if the server did not look meanwhile, because it waited for somebody else."""
+    monkeypatch.setattr(flower_clients, "POLL_SECONDS", 0.4)
+    begun = time.monotonic()
+
+    class Slow(Grid):
+        def pull_messages(self, names):
+            return [] if time.monotonic() - begun < 0.1 else super().pull_messages(names)
+
+    clients = FlowerClients(Slow(honest), 0.2)
+    clients.enrolled()
+    assert len(list(clients.train(ap.federated.Asked("round", dict.fromkeys(range(4), 0), model)))) == 4
 
 
 def test_a_reply_to_the_round_before_is_never_read(model):
@@ -230,7 +325,7 @@ def test_only_those_whose_coin_fell_true_are_asked(model):
     PrivateFedAvg(model, made, progress=False).start(grid, timeout=5)
     asked = {}
     for message in grid.sent:
-        asked.setdefault(message.metadata.group_id, []).append(message.metadata.dst_node_id)
+        asked.setdefault(message.content["config"]["server-round"], []).append(message.metadata.dst_node_id)
     sizes = [len(nodes) for nodes in asked.values()]
     assert len(sizes) == 3
     assert all(abs(size - 50) < 6 * math.sqrt(200 * 0.25 * 0.75) for size in sizes)
@@ -248,6 +343,12 @@ def test_what_would_break_the_guarantee_is_refused(model, tmp_path):
     ):
         with pytest.raises(ap.InvalidArgument, match=reason):
             strategy.start(grid, **arguments)
+    with pytest.raises(ap.InvalidArgument, match="connected"):
+        strategy.start(Grid(honest, []))
+    half = PrivateFedAvg(nn.Linear(4, 2, dtype=torch.bfloat16), plan(), storage=ap.Storage(tmp_path / "half"))
+    with pytest.raises(ap.InvalidArgument, match="bfloat16"):
+        half.start(grid)
+    assert not (tmp_path / "half").exists()
     with pytest.raises(ap.InvalidArgument, match="bit for bit"):
         PrivateFedAvg(model, plan(), storage=ap.Storage(tmp_path / "run", recovery="exact"))
     with pytest.raises(ap.InvalidArgument, match=r"2·C"):

@@ -15,14 +15,15 @@ from apportion.training.checkpoint import read_checkpoint
 from suites import thinned
 
 STEPS, SPARE = 12, 30
+EVERY = 3  # steps between checkpoints; with more spare ones, steps are charged in advance
 processes = multiprocessing.get_context("forkserver")
 # torch._dynamo is what the first proof of a process would import, for a second in each of a hundred lives
 processes.set_forkserver_preload(["apportion.training.train", "torch", "torch._dynamo", "crash_child"])
 
 
-def live(folder, mode, resume, point=None, countdown=1, kill_after=None):
+def live(folder, mode, resume, point=None, countdown=1, kill_after=None, spare=SPARE):
     """One process. Returns whether it was killed."""
-    child = processes.Process(target=life, args=(folder, mode, resume, point, countdown, STEPS, SPARE))
+    child = processes.Process(target=life, args=(folder, mode, resume, point, countdown, STEPS, spare))
     child.start()
     if kill_after is not None:
         time.sleep(kill_after)
@@ -100,6 +101,21 @@ def test_a_hundred_crashes_in_each_mode(tmp_path, mode, seed):
     many_crashes(tmp_path / "run", mode, 20, seed)
 
 
+def test_what_a_crash_costs_if_steps_were_charged_in_advance(tmp_path):
+    """Died in step 5 of blocks of four; the checkpoint is that of step 3. Steps 6 to 8 were paid for and are lost."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    assert live(folder, "fresh", False, "handed out", 5, spare=EVERY + 4)
+    before = handed_out(folder)
+    assert len(before) == 5
+    assert [token for token, _ in charges(folder)] == list(range(1, 9))
+    assert not live(folder, "fresh", True, spare=EVERY + 4)
+    after = handed_out(folder)[5:]
+    assert [line["number"] for line in after] == list(range(4, 13))
+    assert [token for token, _ in charges(folder)] == [*range(1, 9), *range(13, 18), *range(9, 13)]
+    assert not {line["value"] for line in before} & {line["value"] for line in after}
+
+
 WITHIN_A_STEP = [(point, mode) for point in ("charged", "noised", "handed out") for mode in ("fresh", "exact")]
 CORE = (("charged", "exact"), ("noised", "fresh"), ("handed out", "fresh"), ("handed out", "exact"))
 """Before the hand-out both points cost the same."""
@@ -111,11 +127,11 @@ def test_what_a_crash_between_charge_and_hand_out_costs(tmp_path, mode, point):
     folder = tmp_path / "run"
     folder.mkdir()
     calls = 5 if point == "handed out" else 4 * 4 + 1  # four parameters a step
-    assert live(folder, mode, False, point, calls)
+    assert live(folder, mode, False, point, calls, spare=EVERY)
     before = handed_out(folder)
     assert len(before) == (5 if point == "handed out" else 4)
     assert [token for token, _ in charges(folder)] == [1, 2, 3, 4, 5]
-    assert not live(folder, mode, True)
+    assert not live(folder, mode, True, spare=EVERY)
     after = handed_out(folder)[len(before) :]
     assert [line["number"] for line in after] == list(range(4, 13))
     paid = [token for token, _ in charges(folder)]

@@ -99,25 +99,9 @@ class PrivacyLossAccountant:
         counts = merge_unsampled(events)
         _require_priced_group(counts, group)
         if _is_absurd(counts, group):
-            raise InvalidArgument(
-                "events",
-                f"{sum(counts.values())} steps",
-                f"together they cost more than {LARGEST_PRICE:g}",
-                "Add noise",
-            )
-        cells = make_cells(counts, delta, group=group)
-        for room in _ROOM:
-            composition = Composition(choose_grid(cells, delta, group=group, room=room))
-            composition.add(cells)
-            curve = composition.curve()
-            if curve.beyond <= 1e-3 * delta:
-                return curve
-        raise InvalidArgument(
-            "delta",
-            delta,
-            "the tail of the loss could not be resolved that far for these events",
-            "Use a larger delta or more noise",
-        )
+            reason = f"together they cost more than {LARGEST_PRICE:g}"
+            raise InvalidArgument("events", f"{sum(counts.values())} steps", reason, "Add noise")
+        return _compose(counts, delta, group)
 
 
 class RunningPrice:
@@ -157,38 +141,61 @@ class RunningPrice:
         return make_cells(usable(events), self._delta, exact=self._exact)
 
 
+def _compose(counts: Mapping[Event, int], delta: float, group: int) -> Curve:
+    """The curve of events that can be priced, on a window that is wide enough for `delta`."""
+    cells = make_cells(counts, delta, group=group)
+    for room in _ROOM:
+        composition = Composition(choose_grid(cells, delta, group=group, room=room))
+        composition.add(cells)
+        curve = composition.curve()
+        if curve.beyond <= 1e-3 * delta:
+            return curve
+    reason = "the tail of the loss could not be resolved that far for these events"
+    raise InvalidArgument("delta", delta, reason, "Use a larger delta or more noise")
+
+
 def usable(events: Mapping[Event, int]) -> dict[Event, int]:
     """The events as they are priced, after refusing what cannot be. Less noise than there was can only raise the price."""
     counts: Counter[Event] = Counter()
     for event, count in events.items():
-        number = validate.whole("count", count, f"it is how often {event} occurs", "Use whole numbers", least=0)
+        number = count if type(count) is int and count >= 0 else _read_count(event, count)
         if number > LARGEST_COUNT:
             raise InvalidArgument("count", count, f"at most {LARGEST_COUNT:g} steps are priced", "Check the schedule")
         if event.noise_multiplier < PRICED[0]:
             reason = f"a step with less noise than {PRICED[0]:g} protects nobody, and is not priced"
             raise InvalidArgument("noise_multiplier", event.noise_multiplier, reason, "Use more noise")
-        if (total := math.fsum(choice.epsilon for choice in event.choices)) > LARGEST_CHOICES:
-            reason = f"selections of more than {LARGEST_CHOICES:g} protect nobody, and are not priced"
-            raise InvalidArgument("epsilon", total, reason, "Use a smaller epsilon for each selection")
-        outcomes = math.prod(1 + n for n in Counter(choice.epsilon for choice in event.choices).values())
-        if outcomes > LARGEST_OUTCOMES:
-            reason = f"together they have {outcomes:,} outcomes, and at most {LARGEST_OUTCOMES:,} are priced"
-            raise InvalidArgument(
-                "choices",
-                f"{len(event.choices)} on one batch",
-                reason,
-                "Use the same epsilon for several, or more batches",
-            )
-        counts[Event(event.sample_rate, min(event.noise_multiplier, PRICED[1]), event.choices)] += number
+        if event.choices:
+            _require_priced_choices(event)
+        if event.groups or event.noise_multiplier > PRICED[1]:
+            event = Event(event.sample_rate, min(event.noise_multiplier, PRICED[1]), event.choices)
+        counts[event] += number
     return counts
+
+
+def _read_count(event: Event, count: int) -> int:
+    return validate.whole("count", count, f"it is how often {event} occurs", "Use whole numbers", least=0)
+
+
+def _require_priced_choices(event: Event) -> None:
+    if (total := math.fsum(choice.epsilon for choice in event.choices)) > LARGEST_CHOICES:
+        reason = f"selections of more than {LARGEST_CHOICES:g} protect nobody, and are not priced"
+        raise InvalidArgument("epsilon", total, reason, "Use a smaller epsilon for each selection")
+    outcomes = math.prod(1 + n for n in Counter(choice.epsilon for choice in event.choices).values())
+    if outcomes > LARGEST_OUTCOMES:
+        reason = f"together they have {outcomes:,} outcomes, and at most {LARGEST_OUTCOMES:,} are priced"
+        fix = "Use the same epsilon for several, or more batches"
+        raise InvalidArgument("choices", f"{len(event.choices)} on one batch", reason, fix)
 
 
 def merge_unsampled(events: Mapping[Event, int]) -> dict[Event, int]:
     """Steps on all records (q = 1) are one Gaussian with μ² = Σμ_t², exactly."""
-    events = usable(events)
-    plain = [event for event in events if event.sample_rate == 1 and not event.choices]
+    return _merged(usable(events))
+
+
+def _merged(events: Mapping[Event, int]) -> dict[Event, int]:
+    plain = {event for event in events if event.sample_rate == 1 and not event.choices}
     total = math.fsum(events[event] / event.noise_multiplier**2 for event in plain)
-    counts = {event: n for event, n in events.items() if event not in plain and n > 0}
+    counts = {event: n for event, n in events.items() if n > 0 and (not plain or event not in plain)}
     return counts | ({Event(1.0, total**-0.5): 1} if total else {})
 
 
@@ -202,7 +209,7 @@ def unsampled_mu(counts: Mapping[Event, int]) -> float | None:
 @lru_cache(maxsize=256)
 def _epsilon(events: tuple[tuple[Event, int], ...], delta: float, group: int) -> float:
     """A run asks for the same prices again and again: while it is planned, admitted, reported, resumed, audited."""
-    counts = merge_unsampled(dict(events))
+    counts = _merged(dict(events))
     _require_priced_group(counts, group)
     if group > 1:  # for groups interpolation is not proved, rounding down is always safe
         counts = bucket_multipliers(counts, most=min(EXACT, 256 // group))
@@ -214,7 +221,7 @@ def _epsilon(events: tuple[tuple[Event, int], ...], delta: float, group: int) ->
         return 0.0
     if _is_absurd(counts, group):
         return math.inf
-    return PrivacyLossAccountant().curve(counts, delta, group=group).epsilon(delta)
+    return _compose(counts, delta, group).epsilon(delta)
 
 
 def total_variation(counts: Mapping[Event, int], group: int = 1) -> float:

@@ -20,7 +20,7 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -135,12 +135,19 @@ class Chain:
             raise
 
     def append(self, run: int, step: int, content: Mapping[str, Any]) -> None:
-        """Add a row; only inside a transaction. The number follows all that were ever given, so a deleted row leaves a gap."""
-        number = self._last_given() + 1
-        text = json.dumps(content, sort_keys=True, ensure_ascii=False)
-        written = datetime.now(UTC).isoformat(timespec="milliseconds")
-        digest = _digest(self.head(), number, run, step, text, written)
-        self.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)", (number, run, step, text, written, digest))
+        """Add a row; only inside a transaction."""
+        self.extend([(run, step, content)])
+
+    def extend(self, rows: Iterable[tuple[int, int, Mapping[str, Any]]]) -> None:
+        """Add rows (run, step, content); only inside a transaction.
+
+        Numbers follow all that were ever given, so a deleted row leaves a gap.
+        """
+        head, written = self.head(), datetime.now(UTC).isoformat(timespec="milliseconds")
+        for number, (run, step, content) in enumerate(rows, start=self._last_given() + 1):
+            text = json.dumps(content, sort_keys=True, ensure_ascii=False)
+            head = _digest(head, number, run, step, text, written)
+            self.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)", (number, run, step, text, written, head))
 
     def rows(self, run: int | None = None) -> Iterator[Row]:
         """All rows, or those of one run, oldest first; read in pieces so that nobody has to wait for a slow reader."""

@@ -30,7 +30,7 @@ Spectrum = NDArray[np.complex128]
 
 _DEAD = -42.0  # ln of 6e-19: below the rounding of what is left
 _WITNESSES = 12
-_SERIES = 24  # events in a cell from which the power series is used
+_SERIES = 3  # events in a cell from which the power series is used: a logarithm costs as much as a dozen of its terms
 _LOGARITHMS = 2_000_000  # taken at a time, where it is not: they are temporary, and stay within 32 MB
 _BLOCK = 300  # in units of loss: e^−300 is still a normal number
 

@@ -35,6 +35,7 @@ _BORDERS = np.array([1.5, 4.0])  # the smaller z, the stronger δ bends between 
 _DISTANCES = np.log([1.01, 1.02, 1.03])  # of nodes in ln z: below, between and above the borders
 _ANCHORS = np.array([1.5, 1.5, 4.0])
 _RATE_DISTANCE = math.log(1.05)
+_WIDEST = 32  # times the usual distance, for steps that hardly matter
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,12 @@ def cells_of(events: Mapping[Event, int], *, exact: bool, density: int = 1) -> l
     Args:
         density: how many times closer the nodes are: the smaller δ, the more δ bends between them.
     """
-    own = {
-        event: n for event, n in events.items() if exact or event.choices
-    }  # for choices nothing is proved about nodes
+    own: dict[Event, int] = {}
+    between: dict[Event, int] = {}
+    for event, n in events.items():  # for choices nothing is proved about nodes
+        (own if exact or event.choices else between)[event] = n
     nodes = [_own_cell(event, n) for event, n in own.items()]
-    return nodes + _between_nodes({event: n for event, n in events.items() if event not in own}, density)
+    return nodes + (_between_nodes(between, density) if between else [])
 
 
 def _own_cell(event: Event, count: int) -> Cell:
@@ -83,7 +85,7 @@ def _between_nodes(events: Mapping[Event, int], density: int) -> list[Cell]:
     rates = np.fromiter((event.sample_rate for event in events), float, size)
     multipliers = np.fromiter((event.noise_multiplier for event in events), float, size)
     counts = np.fromiter(events.values(), float, size)
-    z_low, z_high, variation = _bracket_multipliers(multipliers, density)
+    z_low, z_high, variation = _bracket_multipliers(multipliers, density / _widening(rates, multipliers, counts))
     few = len(set(rates.tolist())) <= EXACT
     q_low, q_high, rate = (rates, rates, np.zeros(size)) if few else _bracket_rates(rates)
     corners = np.stack([q_low, q_high, z_low, z_high], axis=1)
@@ -98,7 +100,20 @@ def _between_nodes(events: Mapping[Event, int], density: int) -> list[Cell]:
     return result
 
 
-def _bracket_multipliers(z: Array, density: int) -> tuple[Array, Array, Array]:
+def _widening(rates: Array, z: Array, counts: Array) -> Array:
+    """How many times further apart the nodes around each z may be: a power of 2, and 1 unless steps like it hardly matter.
+
+    The excess of ε grows with the square of the distance, and with the part of μ² that the steps within a factor 2 of z make up.
+    """
+    octave = np.floor(np.log2(z)).astype(np.int64)
+    octave -= octave.min()
+    spread = counts * rates**2 * np.expm1(np.minimum(z**-2.0, 500.0))
+    parts = np.bincount(octave, spread)
+    share = np.maximum(parts / parts.max(), _WIDEST**-2.0)
+    return np.asarray(np.exp2(np.floor(-0.5 * np.log2(share)))[octave])
+
+
+def _bracket_multipliers(z: Array, density: Array) -> tuple[Array, Array, Array]:
     """The nodes below and above each z on a fixed logarithmic grid, and the weight of the lower one."""
     region = np.searchsorted(_BORDERS, z, side="right")
     distance, anchor = _DISTANCES[region] / density, _ANCHORS[region]

@@ -22,6 +22,7 @@ A new rule is one class with the methods of `Rule`. It decides; the account writ
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections import Counter
@@ -85,6 +86,10 @@ class Rule(Protocol):
 
     def spend(self, token: int, event: Event) -> None:
         """Count the charge."""
+        ...
+
+    def following(self, token: int, most: int) -> list[int]:
+        """At most so many declared tokens that the next steps can spend after this one; none where prices are not declared."""
         ...
 
     def reset(self) -> None:
@@ -176,6 +181,10 @@ class FixedPlan:
                 f"{event.noise_multiplier:.6g}, but the plan declared {declared.sample_rate:g} and "
                 f"{declared.noise_multiplier:.6g}. Only less sampling or more noise than declared is covered."
             )
+
+    def following(self, token: int, most: int) -> list[int]:
+        steps = range(token + 1, min(token + most, self.steps) + 1)
+        return list(itertools.takewhile(lambda step: step not in self._spent, steps))
 
     def spend(self, token: int, event: Event) -> None:
         self._spent.add(token)
@@ -270,6 +279,10 @@ class Multiset:
                 f"token {token} is spent, was never declared, or does not cover what step {step} asks for"
             )
 
+    def following(self, token: int, most: int) -> list[int]:
+        alike = reversed(self._free[self.declared[token - 1]])
+        return list(itertools.islice((one for one in alike if one != token), most))
+
     def spend(self, token: int, event: Event) -> None:
         self._free[self.declared[token - 1]].remove(token)
 
@@ -302,6 +315,9 @@ class _Filter:
 
     def find_token(self, step: int, event: Event) -> int | None:
         return self._charges + 1
+
+    def following(self, token: int, most: int) -> list[int]:
+        return []
 
     def epsilon(self, delta: float, group: int | None = None) -> float:
         """ε of the budget, at any δ that is no smaller than the budget's."""

@@ -207,9 +207,16 @@ def read_table_choice(said: dict[str, Any]) -> TableChoice | None:
     return choose_table(with_table(said).get("table"))
 
 
+LONG_RUN = 5_000
+"""Steps from which on spare ones for charges in advance cost at most a hundredth of ε."""
+
+
 def default_spare(recipe: Recipe, steps: int) -> int:
-    """Spare steps of a run of `steps`: a hundredth of it, which is enough for one crash between two checkpoints. A filter has none."""
-    return 0 if recipe.needs_filter else steps // CHECKPOINTS
+    """Spare steps of a run of `steps`: a hundredth of it, which is enough for one crash between two checkpoints; of a long run half a
+    hundred more, so that as many can be charged in advance. A filter has none."""
+    from apportion.accounting.account import BLOCK  # imports numpy
+
+    return 0 if recipe.needs_filter else steps // CHECKPOINTS + (BLOCK if steps >= LONG_RUN else 0)
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def plan(
         int | None,
         option(
             "Steps that can be taken again after a crash; they are paid for.",
-            "with --out a hundredth of the run, otherwise 0",
+            "with --out a hundredth of the run, and 50 more from 5,000 steps on; otherwise 0",
         ),
     ] = None,
     out: Annotated[
@@ -46,11 +46,12 @@ def plan(
     calibrate: Annotated[
         str, option("pld: the true ε. clt: as Du et al., not an upper bound, to reproduce their cells.")
     ] = "pld",
+    claims: Annotated[bool, option("Also what other accountants would claim for the same steps.")] = False,
     html: Annotated[Path | None, option("Also draw the plans on a page.")] = None,
     as_json: options.Json = False,
     **said: Any,
 ) -> None:
-    """Solve the noise from the budget and show clip, noise and ε spent over the steps, and what each accountant would claim.
+    """Solve the noise from the budget and show clip, noise and ε spent over the steps.
 
     No data is needed or read; --data only fills in the published size of a benchmark, or the defaults of a table. --schema and --target,
     of a table, are checked as `train` does.
@@ -83,7 +84,9 @@ def plan(
         planned.append(made.with_usable_count() if wanted.count_usable else made)
     if out is not None:
         _write(planned[0], out)
-    plans = [plan_facts(one, target_epsilon=budget.epsilon, calibration=calibrate) for one in planned]
+    plans = [
+        plan_facts(one, target_epsilon=budget.epsilon, calibration=calibrate, with_claims=claims) for one in planned
+    ]
     if html is not None:
         draw_plans(plans, html)
     if as_json:
@@ -139,10 +142,12 @@ def _show(plan: dict[str, Any], counted: str) -> None:
         console.print(f"  {name:<8} {sparkline(series)}  {series[0]:.4g} → {series[-1]:.4g}")
     if "norm" in plan:
         console.print(f"  {describe_norm(plan['norm'])}", soft_wrap=True)
-    claims = ", ".join(
-        f"{name} {'refuses' if value is None else f'{value:.4g}'}" for name, value in plan["claims"].items()
-    )
-    console.print(f"  [dim]claims: {claims}[/dim]\n", soft_wrap=True)
+    if "claims" in plan:
+        claims = ", ".join(
+            f"{name} {'refuses' if value is None else f'{value:.4g}'}" for name, value in plan["claims"].items()
+        )
+        console.print(f"  [dim]claims: {claims}[/dim]", soft_wrap=True)
+    console.print()
 
 
 def _show_course(plan: dict[str, Any], console: Console) -> None:

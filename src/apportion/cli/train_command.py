@@ -60,7 +60,10 @@ class Options(options.Table, options.Scoring, options.Featured, options.Training
     recovery: str = option(
         "fresh: lost steps are drawn and paid anew. exact: repeated bit for bit, from a key in secret/.", "fresh"
     )
-    spare: int = option("Steps that can be taken again after a crash; they are paid for.", "a hundredth of the run")
+    spare: int = option(
+        "Steps that can be taken again after a crash; they are paid for.",
+        "a hundredth of the run, and 50 more from 5,000 steps on",
+    )
     holdout: float = option("Of a table: the part of the records that is held out, for one noisy score.")
     holdout_epsilon: float = option("The part of --epsilon that this score costs.", "a twentieth")
     checkpoint_every: int = option("Steps between two checkpoints.", "a hundredth of the run")

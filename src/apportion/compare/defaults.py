@@ -10,7 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from apportion.compare.feature_defaults import FEATURES_WHY, WORDS_RATE_WHY, WORDS_WHY, learning_rate
+from apportion.compare.feature_defaults import (
+    FEATURES_WHY,
+    PHOTOGRAPH_WHY,
+    SCATTER_WHY,
+    WORDS_RATE_WHY,
+    WORDS_WHY,
+    feature_clip,
+    feature_steps,
+    is_photograph,
+    learning_rate,
+    of_photographs,
+)
 from apportion.compare.table_defaults import (
     SAMPLE_RATE,
     STEPS,
@@ -44,15 +55,15 @@ _WITHOUT_PRIVACY: dict[str, dict[str, Any]] = {
 }
 _TABLE_WITHOUT_PRIVACY: dict[str, Any] = {"optimizer": "adam", "lr": 0.01}
 _FEATURES_MOMENTUM = 0.9
-_FEATURES_RECIPE: dict[str, dict[str, Any]] = {
-    "clip": {"start": 0.1, "ratio": 1.0},
-    "update": {"average": 0.98, "divide_by_clip": True},
-}
-"""Of the recipe `default`: a threshold far below the gradients, by which they are divided, and an average over more steps."""
+_FEATURES_UPDATE: dict[str, Any] = {"average": 0.98, "divide_by_clip": True}
+"""Of the recipe `default`: gradients are divided by their threshold, and weights averaged over more steps."""
 _FEATURES_WITHOUT_PRIVACY: dict[str, Any] = {"optimizer": "adam", "lr": 0.001, "momentum": 0.0}
 _ADAM: dict[str, float] = {"adamw": 0.03, "adamw-bc": 0.003}
 """Learning rates of recipes whose steps have a length of their own, whatever the gradient is: measured on digits at ε = 2."""
 _OTHERWISE = Preset({"batch_size": 512, "epochs": 10, "lr": 0.5}, "usual values, not measured on this data")
+
+
+_RATES = {"words": WORDS_RATE_WHY, "scatter": SCATTER_WHY}
 
 
 def with_features(values: dict[str, Any]) -> dict[str, Any]:
@@ -86,6 +97,13 @@ def explain_choices(said: Mapping[str, Any], filled: Mapping[str, Any]) -> list[
             f"features scatter: for images of {_SMALLEST_SIDE} pixels or more and {_SMALLEST_POPULATION:,} records or more "
             "one layer on fixed features was more accurate than a network at every ε that was measured; --features none trains a network"
         )
+    if (
+        filled.get("features")
+        and is_photograph(filled)
+        and _said_more(filled["features"])
+        and not _said_more(said.get("features"))
+    ):
+        lines.append(f"scatter colours=opponent mirror=true directions=384: {PHOTOGRAPH_WHY}; say them to change them")
     if "model" in new and _is_plain_table(filled):
         lines.append(f"model {new['model']}: {table_model(filled)[1]}")
     kept = [
@@ -104,14 +122,19 @@ def _kind(features: Any) -> str:
     return str(named).split(" ", 1)[0]
 
 
+def _said_more(features: Any) -> bool:
+    """Whether a random layer is among what was said of features."""
+    return isinstance(features, Mapping) and features.get("directions") is not None
+
+
 def _is_plain_table(values: Mapping[str, Any]) -> bool:
     return values.get("features") is None and is_tabular(values)
 
 
 def _preset(values: Mapping[str, Any]) -> Preset:
     if values.get("features") is not None:
-        why = WORDS_RATE_WHY if _kind(values["features"]) == "words" else FEATURES_WHY
-        return Preset({"sample_rate": 0.2, "steps": 200, "lr": learning_rate(values)}, why)
+        why = _RATES.get(_kind(values["features"]), FEATURES_WHY)
+        return Preset({"sample_rate": 0.2, "steps": feature_steps(values), "lr": learning_rate(values)}, why)
     if str(values["data"]) == "digits":
         return _DIGITS
     if _is_plain_table(values):
@@ -123,6 +146,7 @@ def with_training_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Fill in sampling rate, length and learning rate where both forms of them are missing; of a table also the model."""
     if values.get("features") == NO_FEATURES:
         values = values | {"features": None}
+    values = values | ({"features": of_photographs(values)} if values.get("features") is not None else {})
     featured, tabular = values.get("features") is not None, _is_plain_table(values)
     chosen, filled = _preset(values).settings, dict(values)
     if tabular and values.get("model") is None:
@@ -136,7 +160,8 @@ def with_training_defaults(values: dict[str, Any]) -> dict[str, Any]:
         return filled
     filled["recipe"] = [_optimised(choice, values) for choice in filled["recipe"]]
     if featured:
-        filled["recipe"] = [_steadied(choice, _FEATURES_RECIPE) for choice in filled["recipe"]]
+        ours = {"clip": {"start": feature_clip(values), "ratio": 1.0}, "update": _FEATURES_UPDATE}
+        filled["recipe"] = [_steadied(choice, ours) for choice in filled["recipe"]]
     elif tabular:
         filled["recipe"] = [_steadied(choice, table_recipe(values)) for choice in filled["recipe"]]
     other = _WITHOUT_PRIVACY.get(str(values["data"]), _TABLE_WITHOUT_PRIVACY if tabular else None)

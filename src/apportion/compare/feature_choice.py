@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from apportion import validate
 from apportion.channel_norm import ChannelNorm
@@ -20,7 +20,9 @@ _KINDS = {"scatter": "Scatter", "pretrained": "Pretrained", "words": "WordCounts
 _NORMS = ("group", "whiten", "channel", "none")
 _USUAL = {"scatter": "whiten", "words": "none"}
 """Normalisations of maps that were measured; all others are normalised by groups."""
-_OWN = ("kind", "norm", "groups", "multiplier", "bound", "settings")
+_LATER = ("colours", "mirror", "directions")
+_COLOURS = ("opponent", "rgb")
+_OWN = ("kind", "norm", "groups", "multiplier", "bound", "colours", "mirror", "directions", "settings")
 
 
 class FeatureChoice(BaseModel):
@@ -32,6 +34,9 @@ class FeatureChoice(BaseModel):
             each channel by a question that is paid for. A scattering transform is whitened if nothing is said.
         groups: of all but "none".
         multiplier, bound: of "channel", as of `apportion.features.ChannelNorm`.
+        colours: "opponent", as of `apportion.features.Opponent`, or "rgb", as they are.
+        mirror: whether features are averaged with those of the mirror image, as of `apportion.features.Mirror`.
+        directions: of a random layer on the map, whitened, as of `apportion.features.RandomLayer`; none if nothing is said.
         settings: of the map. In a file they stand beside the others: {kind = "scatter", scale = 3}; on a command line all of it is one
             text, "scatter scale=3 norm=channel".
     """
@@ -43,6 +48,9 @@ class FeatureChoice(BaseModel):
     groups: int | None = None
     multiplier: float | None = None
     bound: float | None = None
+    colours: str | None = None
+    mirror: bool | None = None
+    directions: int | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -56,18 +64,42 @@ class FeatureChoice(BaseModel):
         settings = {name: one for name, one in value.items() if name not in _OWN}
         return {name: one for name, one in value.items() if name in _OWN} | {"settings": settings}
 
+    @model_serializer(mode="wrap")
+    def _as_it_was(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what came later where nothing was said of it, so that a kept run keeps its key."""
+        found: dict[str, Any] = write(self)
+        return {name: one for name, one in found.items() if one is not None or name not in _LATER}
+
     @property
     def normalisation(self) -> str:
         """`norm`, or what is usual for the map."""
         return validate.known("features.norm", self.norm or _USUAL.get(self.kind, "group"), _NORMS)
 
     def build_map(self) -> FeatureMap:
-        """The map itself, whitened if that is the normalisation."""
+        """The map itself, of the colours that were said, whitened if that is the normalisation, and averaged over mirror images."""
+        from apportion.features.colours import Opponent
+        from apportion.features.mirroring import Mirror
+
+        found = self._build_map()
+        if validate.known("features.colours", self.colours or "rgb", _COLOURS) == "opponent":
+            found = Opponent(found)
+        found = self._whitened(found)
+        return Mirror(found) if self.mirror else found
+
+    def _whitened(self, found: FeatureMap) -> FeatureMap:
+        """With a random layer, if one was said; it is whitened itself."""
+        from apportion.features.random_layer import RandomLayer
         from apportion.features.whitening import Whiten
 
+        said = {} if self.groups is None else {"groups": self.groups}
         if self.normalisation != "whiten":
-            return self._build_map()
-        return Whiten(self._build_map()) if self.groups is None else Whiten(self._build_map(), groups=self.groups)
+            if self.directions is not None:
+                reason = f"a random layer is whitened, and this is normalised by norm={self.normalisation}"
+                raise InvalidArgument(
+                    "features.directions", self.directions, reason, "Say norm=whiten too, or leave it out"
+                )
+            return found
+        return Whiten(found, **said) if self.directions is None else RandomLayer(found, self.directions, **said)
 
     def _build_map(self) -> FeatureMap:
         from apportion import features

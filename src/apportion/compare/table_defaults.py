@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from apportion.compare.spread import spread_width
 from apportion.data import KNOWN
 
 SAMPLE_RATE, STEPS = 0.2, 200
@@ -20,10 +19,13 @@ _UNKNOWN = 100.0
 
 _FITTED = "in steps of gradients of length 1, a rule fitted on"
 _LAYER_WHY = (
-    f"weights move by population·ε·√(outputs/inputs), half of it with a hidden layer, {_FITTED} ten public tables and two made-up ones, and "
-    "tested on Adult and on breast cancer"
+    f"weights move by population·ε·√(outputs/inputs), half of it with a hidden layer, {_FITTED} ten public tables and two made-up ones, "
+    "and tested on Adult and on breast cancer"
 )
-_NUMBER_WHY = f"weights move by a twentieth of population·ε/√inputs, {_FITTED} prices of diamonds and wages, and tested on the progress of diabetes"
+_NUMBER_WHY = (
+    f"weights move by a twentieth of population·ε/√inputs, {_FITTED} prices of diamonds and wages, "
+    "and tested on the progress of diabetes"
+)
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ def table_rate(values: Mapping[str, Any]) -> float:
     Args:
         values: of an experiment: data, population, ε, the table's schema, the model and how many steps there are.
     """
+    from apportion.compare.spread import spread_width  # needs torch
+
     form, reach = table_form(values), _reach(values)
     number = form is not None and form.classes is None
     model = values.get("model") or table_model(values)[0]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -132,6 +132,11 @@ class Draw:
         """What is answered. It was priced before the coins were tossed, and no other can take its place."""
         return self._request
 
+    @property
+    def noised(self) -> tuple[Noised, ...]:
+        """What of the request is computed in this process: all of it, unless the parameters are divided between several."""
+        return self._request.noised
+
     def micro_batches(self) -> Iterator[Piece]:
         """The batch in pieces. It can be walked through once; an empty draw has no piece."""
         return self._pieces
@@ -172,7 +177,7 @@ class Draw:
         """What these units add to each release."""
         if not len(owners):
             return {}
-        sums = clip_and_sum(gradients, self.request.noised, self._clips(owners), self._problems)
+        sums = clip_and_sum(gradients, self.noised, self._clips(owners), self._problems)
         # a sum is finite only if all its terms are, and is much faster than to look at each
         if not all(bool(part.sum().isfinite()) for part in sums.values()):
             raise ArithmeticError("a product overflowed")  # nothing was added yet
@@ -213,7 +218,8 @@ class Draw:
         if self._weigh is not None:
             self._add_last_user()
         self._ranks.arrive()
-        asked = [(release, name) for release in self.request.sums for name in group_names(release, list(self._trained))]
+        sums = [release for release in self.noised if isinstance(release, ClippedSum)]
+        asked = [(release, name) for release in sums for name in group_names(release, list(self._trained))]
         gradient = {}
         for (release, name), answer in zip(asked, self._answers(asked), strict=True):
             parameter = self._trained[name]
@@ -228,11 +234,15 @@ class Draw:
         gets the sum of that part, in float64, because it travels without noise, and adds all of the noise."""
         shards = self._ranks.shards
         if shards is None:
-            yield from self._ranks.add_up(self._part(release, name) for release, name in asked)
+            yield from self._of_all_ranks(self._part(release, name) for release, name in asked)
             return
         sums = shards.add_up([name for _, name in asked], lambda name: self._pop_sum(name, self._trained[name]))
         for (release, _), own in zip(asked, sums, strict=True):
             yield self._add_noise(release, own, share=1.0)
+
+    def _of_all_ranks(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The answers about parameters, from what each rank adds to them."""
+        return self._ranks.add_up(parts)
 
     def _part(self, release: ClippedSum, name: str) -> Tensor:
         """What this rank adds to the answer about a parameter: its sum with its share of the noise."""
@@ -245,8 +255,7 @@ class Draw:
 
     def _count(self, one: Statistic) -> Tensor:
         """What this rank adds to the answer about a statistic, with its share of the noise."""
-        nothing = torch.zeros(len(one.points) if isinstance(one, NormHistogram) else (), dtype=torch.float64)
-        return self._add_noise(one, self._pop_sum(one, nothing).cpu().double())
+        return self._add_noise(one, self._pop_sum(one, nothing_counted(one)).cpu().double())
 
     def _selected(self) -> list[int | None]:
         """What is chosen from the summed losses, which are not kept; of several ranks the first one's choice counts."""
@@ -275,6 +284,11 @@ class Draw:
         return torch.zeros_like(like) if total is None else total.detach()
 
 
+def nothing_counted(one: Statistic) -> Tensor:
+    """The sum of a statistic over nobody."""
+    return torch.zeros(len(one.points) if isinstance(one, NormHistogram) else (), dtype=torch.float64)
+
+
 def _strip_history(answer: Tensor) -> Tensor:
     """The same numbers in a tensor that does not tell how it came to be: strides and the count of writes would tell of the batch."""
     return answer.contiguous().view(-1).view(answer.shape).data
@@ -296,6 +310,8 @@ class Curator:
         problems: where it is counted what did not contribute, and why. Secret.
         ranks: the processes that answer together, each with owners of its own.
     """
+
+    draw_kind: type[Draw] = Draw
 
     def __init__(
         self,
@@ -334,7 +350,7 @@ class Curator:
             size = max(1, size // self._views.count)
         self._records.start_workers(self._execution.workers)
         if self._ranks.count > 1:
-            self._ranks.require_same(state_digest(request, trained_parameters(self._engine.model)))
+            self._ranks.require_same(self._digest(request))
         self._ranks.charge(partial(self._charges.charge, request.event()))
         streams = self._randomness.next_draw()
         owners = self._owners
@@ -344,7 +360,7 @@ class Curator:
         pieces = self._read(members, owners.cut(members, size, self._numbers), streams.model, self._problems)
         weigh = None if owners.pooling is None else pooling_weights(owners, members)
         clips = partial(owners.clips, request) if self._individual is None else self._individual.clips
-        draw = Draw(
+        draw = self.draw_kind(
             request,
             pieces,
             self._engine,
@@ -360,6 +376,10 @@ class Curator:
         if self._views is not None:
             draw.view_seeds = streams.views.words(len(self._records))
         return draw
+
+    def _digest(self, request: Request) -> bytes:
+        """What must be the same on all ranks before they go on."""
+        return state_digest(request, trained_parameters(self._engine.model))
 
     def _read(self, members: Numbers, cuts: Sequence[slice], secret: Stream, problems: Problems) -> Iterator[Piece]:
         """Those of these records that can be read and have declared values, where the model is."""

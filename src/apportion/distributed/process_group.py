@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -62,6 +62,8 @@ class ProcessGroupRanks:
         noise_from: who adds it.
         shards: how parameters are divided; their noise is added by the owner of each part.
     """
+
+    divides_records = True
 
     def __init__(self, noise_from: NoiseFrom = "every rank", shards: ShardedSums | None = None):
         self.shards = shards
@@ -169,6 +171,10 @@ class ProcessGroupRanks:
         moved = flat.to(self._device) if self._device.type == "cuda" else flat
         with explained_loss(BURNT):
             return bucket, moved, distributed.all_reduce(moved, async_op=True)
+
+    def sending(self) -> AbstractContextManager[None]:
+        """Around messages of a step that this class does not send itself: what they raise says that a rank is gone."""
+        return explained_loss(BURNT)
 
     def choose(self, indices: Sequence[int | None]) -> tuple[int | None, ...]:
         chosen = [self._exchange(_NOTHING if index is None else index)[0] for index in indices]

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 from apportion.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from apportion.features.colours import Opponent
     from apportion.features.extraction import extract
     from apportion.features.extractor import Extractor, FeatureMap
     from apportion.features.feature_head import linear_head
     from apportion.features.feature_norms import ChannelNorm, ChannelScaling, GroupNorm
+    from apportion.features.mirroring import Mirror
     from apportion.features.pretrained import Pretrained
+    from apportion.features.random_layer import RandomLayer
     from apportion.features.scatter import Scatter
     from apportion.features.whitening import Whiten
     from apportion.features.word_counts import WordCounts
@@ -22,7 +25,10 @@ __all__ = [
     "Extractor",
     "FeatureMap",
     "GroupNorm",
+    "Mirror",
+    "Opponent",
     "Pretrained",
+    "RandomLayer",
     "Scatter",
     "Whiten",
     "WordCounts",
@@ -33,11 +39,14 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "colours": ("Opponent",),
         "extraction": ("extract",),
         "extractor": ("Extractor", "FeatureMap"),
         "feature_head": ("linear_head",),
         "feature_norms": ("ChannelNorm", "ChannelScaling", "GroupNorm"),
+        "mirroring": ("Mirror",),
         "pretrained": ("Pretrained",),
+        "random_layer": ("RandomLayer",),
         "scatter": ("Scatter",),
         "whitening": ("Whiten",),
         "word_counts": ("WordCounts",),

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 IMAGES = 500
 """That the covariance is estimated from; each has as many positions as the map gives."""
-_PIECE, _LINES, _CENTRE = 50, 16, 0.5
+CENTRE = 0.5
+"""Of the pixels."""
+PIECE = 50
+"""Drawn images that are computed at a time."""
+_LINES = 16
 _LEAST = 0.01
 """Added to the variances, in units of their mean: directions that drawn images hardly have are not blown up."""
 
@@ -62,20 +66,38 @@ class Whiten(Checked):
     def build(self, shape: tuple[int, ...]) -> nn.Module:
         """(records, channels, …) → (records, features, positions)."""
         module = self.features.build(shape).requires_grad_(False).eval()
-        norm, drawn = GroupNorm(self.groups), _draw(shape)
-        with torch.no_grad():
-            found = torch.cat([norm.apply(module(piece - _CENTRE)) for piece in drawn.split(_PIECE)]).double()
-        if found.dim() < 3:
-            reason = f"its features have the shape {tuple(found.shape[1:])}, and channels are whitened over positions"
-            raise InvalidArgument("features", "Whiten", reason, "Whiten a map that keeps positions, such as Scatter()")
-        found = found.flatten(2)
-        mean = found.mean((0, 2))[:, None]
-        found = found - mean
-        channels = _power(found.transpose(0, 1).flatten(1), -self.power)
-        found = channels @ found
-        positions = _power(found.movedim(2, 0).flatten(1), self.power)
-        scale = (found @ positions).square().mean().rsqrt()  # a variance of 1, as of all normalised features
-        return _Whitened(module, norm, (channels * scale).float(), mean.float(), positions.float())
+        norm = GroupNorm(self.groups)
+        return _Whitened(module, norm, whiten(on_drawn_images(module, norm, shape).flatten(2), self.power))
+
+
+@dataclass(frozen=True, eq=False)
+class Whitening:
+    """A, μ and B, of `Whiten`."""
+
+    channels: Tensor
+    mean: Tensor
+    positions: Tensor
+
+
+def on_drawn_images(module: nn.Module, norm: GroupNorm, shape: tuple[int, ...]) -> Tensor:
+    """Normalised features of the drawn images, (images, channels, …)."""
+    with torch.no_grad():
+        found = torch.cat([norm.apply(module(piece - CENTRE)) for piece in _draw(shape).split(PIECE)]).double()
+    if found.dim() < 3:
+        reason = f"its features have the shape {tuple(found.shape[1:])}, and channels are whitened over positions"
+        raise InvalidArgument("features", "Whiten", reason, "Whiten a map that keeps positions, such as Scatter()")
+    return found
+
+
+def whiten(found: Tensor, power: float) -> Whitening:
+    """From (images, channels, positions)."""
+    mean = found.mean((0, 2))[:, None]
+    found = found - mean
+    channels = covariance_power(found.transpose(0, 1).flatten(1), -power)
+    found = channels @ found
+    positions = covariance_power(found.movedim(2, 0).flatten(1), power)
+    scale = (found @ positions).square().mean().rsqrt()  # a variance of 1, as of all normalised features
+    return Whitening((channels * scale).float(), mean.float(), positions.float())
 
 
 def _draw(shape: tuple[int, ...]) -> Tensor:
@@ -88,7 +110,7 @@ def _draw(shape: tuple[int, ...]) -> Tensor:
     raise InvalidArgument("features", f"Whiten on inputs of shape {shape}", reason, "Leave it out")
 
 
-def _power(rows: Tensor, power: float) -> Tensor:
+def covariance_power(rows: Tensor, power: float) -> Tensor:
     """(Σ/σ̄² + 0.01)^power for the covariance Σ of (directions, samples)."""
     found = torch.linalg.eigh(rows @ rows.mT / rows.shape[1])
     variances, directions = found.eigenvalues, found.eigenvectors
@@ -98,13 +120,13 @@ def _power(rows: Tensor, power: float) -> Tensor:
 
 
 class _Whitened(nn.Module):
-    def __init__(self, module: nn.Module, norm: GroupNorm, channels: Tensor, mean: Tensor, positions: Tensor):
+    def __init__(self, module: nn.Module, norm: GroupNorm, whitening: Whitening):
         super().__init__()
         self.module, self._norm = module, norm
         # computed anew wherever it is built, and not the same to the last digit on every machine, so they are no state to compare
-        for name, one in (("_channels", channels), ("_mean", mean), ("_positions", positions)):
-            self.register_buffer(name, one, persistent=False)
+        for name in ("channels", "mean", "positions"):
+            self.register_buffer(f"_{name}", getattr(whitening, name), persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        features = self._norm.apply(self.module(inputs - _CENTRE)).flatten(2) - self.get_buffer("_mean")
+        features = self._norm.apply(self.module(inputs - CENTRE)).flatten(2) - self.get_buffer("_mean")
         return self.get_buffer("_channels") @ features @ self.get_buffer("_positions")

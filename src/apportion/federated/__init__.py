@@ -5,7 +5,7 @@
 A client is a user: the guarantee is about adding or removing one client with all its records. The order of a round is the curator's own
 (charge, coins, clip, noise), the plan, the strategies and the ledger are those of `apportion.train`; only where a vector comes from
 differs. `clients.py` says what a server asks of clients and gets back, `reception.py` what of it counts, `federated_curator.py` answers a
-request by one round, `simulated_clients.py` are clients in this process, `flower.py` are those behind Flower, and
+request by one round, `simulated_clients.py` are clients in this process, `flower_clients.py` are those behind Flower, and
 `federated_replay.py` audits a run on neighbouring sets of clients.
 """
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -54,13 +54,20 @@ class Reply(NamedTuple):
     update: Any
 
 
+@runtime_checkable
 class Clients(Protocol):
-    """Whoever trains."""
+    """Whoever trains, wherever they are: in this process, behind Flower, or behind a transport of your own.
+
+    What these methods raise ends the run, and a round that was begun stays paid for. So they must not raise because of a client.
+    """
 
     def enrolled(self) -> int:
         """How many there are now, numbered from 0. Each of them tosses a coin in the next round; a number stays that client's own."""
         ...
 
     def train(self, asked: Asked) -> Iterable[Reply]:
-        """Let these clients train, and hand on what comes back until the round is over. Whoever does not answer is left out."""
+        """Let these clients train, and hand on what comes back until the round is over. Whoever does not answer is left out.
+
+        The number of a reply must be that of who sent it: nobody may be able to answer under the number of another.
+        """
         ...

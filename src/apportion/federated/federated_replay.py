@@ -36,7 +36,7 @@ from apportion.errors import InvalidArgument
 from apportion.federated.clients import Asked, Clients, Failed, Reply
 from apportion.federated.federated_curator import FederatedCurator
 from apportion.federated.federated_training import federated_setup, require_federable
-from apportion.federated.simulated_clients import Local, SimulatedClients
+from apportion.federated.simulated_clients import ClientData, Local, SimulatedClients
 from apportion.models.check import check, copy_model
 from apportion.planning import Plan
 from apportion.strategies.recipes import Recipe
@@ -180,7 +180,7 @@ class ClientAudit(NeighbourAudit):
 
 def replay(
     model: nn.Module,
-    clients: Sequence[Any],
+    clients: ClientData,
     local: Local,
     plan: Plan | Recipe | str = "default",
     *,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,21 +16,22 @@ from apportion.budget import Budget, Public, Record, User
 from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.owners import Numbers, owners_of
 from apportion.curator.randomness import Randomness
+from apportion.distributed.process_group import find_ranks
 from apportion.errors import InvalidArgument
 from apportion.federated.clients import Clients
 from apportion.federated.federated_curator import EXECUTION, ClientOwners, FederatedCurator, Roster, ServerModel
 from apportion.federated.local_training import LocalSGD
-from apportion.federated.simulated_clients import Local, SimulatedClients
+from apportion.federated.simulated_clients import ClientData, Local, SimulatedClients
 from apportion.models.check import check
 from apportion.planning import Plan, require_plan
 from apportion.strategies.people import IndividualEstimate, IndividualFilter
 from apportion.strategies.roles import AskingUpdate
 from apportion.training.early_stopping import EarlyStopping, require_stoppable
-from apportion.training.evaluation import choose_evaluation, require_measurable, require_public
+from apportion.training.evaluation import Evaluation, choose_evaluation, require_measurable, require_public
 from apportion.training.metrics import Metric, Score, as_metric
 from apportion.training.opening import open_session
 from apportion.training.optimizers import OptimizerFactory, build_optimizer
-from apportion.training.preflight import require_callable, require_one_process
+from apportion.training.preflight import require_callable, require_known_processes
 from apportion.training.progress import Show
 from apportion.training.run import Run
 from apportion.training.session import BuildCurator, Setup
@@ -42,8 +43,8 @@ _UNIT = "Plan with unit=apportion.User(), without ids, k_max and coins: populati
 
 def train(
     model: nn.Module,
-    clients: Sequence[Any],
-    local: Local,
+    clients: ClientData | Clients,
+    local: Local | None,
     plan: Plan,
     *,
     lr: float = 1.0,
@@ -60,7 +61,7 @@ def train(
     log: Show | None = None,
     stop: EarlyStopping | None = None,
 ) -> Run:
-    """Federated averaging with one client as the unit of privacy, simulated in this process. The model is trained in place.
+    """Federated averaging with one client as the unit of privacy, with clients in this process or elsewhere. The model is trained in place.
 
     In every round each client is asked with probability p. Those who are asked train a copy of the model on their own records; the change
     Δ_u of its weights is clipped to C_t, and the server moves by lr·(Σ_u Δ_u·min(1, C_t/‖Δ_u‖) + N(0, (z_t·C_t)²)) / (p·M). (McMahan et al.
@@ -68,9 +69,11 @@ def train(
 
     Args:
         model: the server's. Layers that keep running statistics are refused: what clients keep in them is not released.
-        clients: the data of each client, one entry for each: whatever `local` takes. One with no data contributes nothing, silently.
+        clients: the data of each client, by its number: a list with one entry for each, or whatever has a length and makes them when they
+            are asked for. An entry is whatever `local` takes. One with no data contributes nothing, silently. Or `Clients` that are
+            elsewhere.
         local: `LocalSGD(lr=...)`, or local(model, data), which trains `model` in place. What it raises makes its client contribute
-            nothing; what it returns is not used.
+            nothing; what it returns is not used. `None` for clients that are elsewhere.
         plan: `apportion.plan(recipe, budget=..., population=M, sample_rate=p, steps=rounds)` with `unit=apportion.User()`: population and
             rate count clients, a step is a round.
         lr, optimizer, scheduler: of the server, as in `apportion.train`. With the learning rate 1 and plain SGD the model moves by the
@@ -91,83 +94,24 @@ def train(
 
     Guarantee: that of the plan, for adding or removing one client, whatever clients send (`reception.py`).
     """
-    if not callable(local):
-        raise InvalidArgument(
-            "local",
-            validate.shown(local),
-            "it trains a client's copy of the model",
-            "Pass apportion.federated.LocalSGD(lr=0.1)",
-        )
-    return train_clients(
-        model,
-        SimulatedClients(clients, local),
-        plan,
-        lr=lr,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        users_per_client=users_per_client,
-        evaluate=evaluate,
-        metric=as_metric(metric, local.loss if isinstance(local, LocalSGD) else None),
-        evaluate_every=evaluate_every,
-        validation=validation,
-        seed=seed,
-        storage=storage,
-        progress=progress,
-        log=log,
-        stop=stop,
-    )
-
-
-def train_clients(
-    model: nn.Module,
-    clients: Clients,
-    plan: Plan,
-    *,
-    lr: float = 1.0,
-    optimizer: str | OptimizerFactory = "sgd",
-    scheduler: Callable[[Optimizer], LRScheduler] | None = None,
-    users_per_client: int = 1,
-    evaluate: Public | None = None,
-    metric: str | Metric | Score | None = None,
-    evaluate_every: int | str | None = None,
-    validation: Public | None = None,
-    seed: int | None = None,
-    storage: Storage | None = None,
-    progress: bool | Show | None = None,
-    log: Show | None = None,
-    stop: EarlyStopping | None = None,
-) -> Run:
-    """`train` for clients of any kind, wherever they are. Arguments as there."""
-    require_one_process(model)
-    if not isinstance(model, nn.Module):
-        raise InvalidArgument(
-            "model", validate.shown(model), f"it is a {type(model).__name__}", "Pass a torch.nn.Module"
-        )
-    require_federable(require_plan(plan))
-    require_one_user(users_per_client)
-    check(model).require()
-    for argument, one in (("evaluate", evaluate), ("validation", validation)):
-        if one is not None:
-            require_public(one, argument)
-    require_callable("log", log)
-    evaluation = choose_evaluation(evaluate, as_metric(metric), evaluate_every, plan.sampling)
+    everyone = as_clients(clients, local)
+    _require_trainable(model, plan, users_per_client)
+    measured = as_metric(metric, local.loss if isinstance(local, LocalSGD) else None)
+    evaluation = _chosen_evaluation(model, plan, evaluate, measured, evaluate_every, validation)
     require_stoppable(stop, evaluation)
-    if evaluation is not None:
-        require_measurable(model, evaluation.data, metric=evaluation.metric)
-    if validation is not None:
-        require_measurable(model, validation, "validation")
+    require_callable("log", log)
     built = build_optimizer(model, optimizer, lr)
     was_training = model.training
     setup = federated_setup(
         model,
-        clients,
+        everyone,
         plan,
         built,
         randomness=Randomness.choose(seed),
         scheduler=None if scheduler is None else scheduler(built),
         validation=validation,
         storage=storage or Storage(),
-        groups=client_groups(clients, plan.budget),
+        groups=client_groups(everyone, plan.budget),
     )
     session = open_session(setup)
     session.federated = True
@@ -176,6 +120,50 @@ def train_clients(
         return run_session(session, _no_loss, evaluation, stop, progress, log or (lambda entry: None))
     finally:
         model.train(was_training)
+
+
+def as_clients(clients: ClientData | Clients, local: Local | None) -> Clients:
+    """Whoever trains: those who are elsewhere as they are, or simulated ones with this data."""
+    if isinstance(clients, Clients):
+        if local is not None:
+            reason = "these clients train elsewhere, in their own way"
+            raise InvalidArgument("local", validate.shown(local), reason, "Pass None")
+        return clients
+    if local is None or not callable(local):
+        reason = "it trains a client's copy of the model"
+        raise InvalidArgument("local", validate.shown(local), reason, "Pass apportion.federated.LocalSGD(lr=0.1)")
+    return SimulatedClients(clients, local)
+
+
+def _require_trainable(model: nn.Module, plan: Plan, users_per_client: int) -> None:
+    """Refuse what cannot be trained in rounds, or not by one server."""
+    require_one_server()
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument("model", validate.shown(model), "it is no torch.nn.Module", "Pass one")
+    require_known_processes(model)
+    require_federable(require_plan(plan))
+    require_one_user(users_per_client)
+    check(model).require()
+
+
+def _chosen_evaluation(
+    model: nn.Module,
+    plan: Plan,
+    evaluate: Public | None,
+    metric: Metric,
+    every: int | str | None,
+    validation: Public | None,
+) -> Evaluation | None:
+    """What is measured on public data, and when. Refuses what cannot be measured."""
+    for argument, one in (("evaluate", evaluate), ("validation", validation)):
+        if one is not None:
+            require_public(one, argument)
+    evaluation = choose_evaluation(evaluate, metric, every, plan.sampling)
+    if evaluation is not None:
+        require_measurable(model, evaluation.data, metric=evaluation.metric)
+    if validation is not None:
+        require_measurable(model, validation, "validation")
+    return evaluation
 
 
 def federated_setup(
@@ -242,6 +230,15 @@ def require_federable(plan: Plan) -> None:
         fix = "Plan without norm=, and normalise by group"
     if reason:
         raise InvalidArgument("plan", recipe.name, reason, fix)
+
+
+def require_one_server() -> None:
+    """Refuse the ranks of a process group: each would draw clients, ask them and charge for itself."""
+    servers = find_ranks().count
+    if servers > 1:
+        reason = "a process group is initialised, and each of its processes would draw clients and ask them for itself"
+        fix = "Run the server in one process; clients in other processes are reached over Flower"
+        raise InvalidArgument("processes", servers, reason, fix)
 
 
 def require_one_user(users: object) -> None:

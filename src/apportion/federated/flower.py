@@ -12,20 +12,17 @@ Needs `pip install "apportion[flower]"`.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from apportion import validate
-from apportion.curator.foreign_code import contain_errors
-from apportion.curator.gradients.reference import trained_parameters
 from apportion.errors import InvalidArgument, WrongOrder
 from apportion.extras import require_extra
-from apportion.federated.clients import Asked, Failed, Reply
-from apportion.federated.federated_training import train_clients
+from apportion.federated.federated_training import train
+from apportion.federated.flower_clients import FlowerClients
 from apportion.planning import Plan, require_plan
 from apportion.training.history import Entry
 from apportion.training.optimizers import OptimizerFactory
@@ -34,96 +31,25 @@ from apportion.training.run import Run
 
 require_extra("flower", "flwr")
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict  # noqa: E402
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord  # noqa: E402
 from flwr.serverapp import Grid  # noqa: E402
 from flwr.serverapp.strategy import Result, Strategy  # noqa: E402
 
-ARRAYS, CONFIG, ROUND = "arrays", "config", "server-round"
-"""As Flower's own strategies call what they send."""
-POLL_SECONDS = 0.3
-"""Between two looks for replies."""
+
+def _require_sendable(model: nn.Module) -> None:
+    """Refuse weights that cannot be sent."""
+    for name, value in model.state_dict().items():
+        if value.dtype is torch.bfloat16:
+            reason = f"{name} is bfloat16, which NumPy does not have, and Flower sends arrays of NumPy"
+            raise InvalidArgument("model", type(model).__name__, reason, "Pass model.float()")
 
 
-class FlowerClients:
-    """The SuperNodes of a grid, as clients of a run.
-
-    A SuperNode gets a number when it is first seen, and tosses a coin in every round from then on. One that is drawn while it is not
-    connected contributes nothing, like one that does not answer in time.
-
-    Args:
-        grid: of the ServerApp.
-        timeout: seconds after which a round ends without those who have not answered.
-        config: what is sent to clients beside the arrays.
-    """
-
-    def __init__(self, grid: Grid, timeout: float, config: ConfigRecord | None = None):
-        self._grid, self._timeout, self._config = grid, timeout, dict(config or {})
-        self._nodes: list[int] = []
-        self._rounds = 0
-
-    def enrolled(self) -> int:
-        self._nodes += sorted(set(self._grid.get_node_ids()) - set(self._nodes))
-        return len(self._nodes)
-
-    def train(self, asked: Asked) -> Iterator[Reply]:
-        deadline = time.monotonic() + self._timeout
-        self._rounds += 1
-        waiting = self._send(asked)
-        while waiting and time.monotonic() < deadline:
-            for message in self._arrived(list(waiting)):
-                name = message.metadata.reply_to_message_id
-                client = waiting.get(name)
-                if client is not None and (message.has_error() or message.metadata.src_node_id == self._nodes[client]):
-                    del waiting[name]
-                    yield Reply(asked.name, client, _read(message, asked.model))
-            if waiting:
-                time.sleep(POLL_SECONDS)
-
-    def _send(self, asked: Asked) -> dict[str, int]:
-        """The client that each message went to, by the message's name. One by one: many large ones together are not taken."""
-        arrays = ArrayRecord(asked.model.state_dict())
-        config = ConfigRecord({**self._config, ROUND: self._rounds})
-        present, sent = set(self._grid.get_node_ids()), {}
-        for client in asked.clients:
-            node = self._nodes[client]
-            if node in present:
-                content = RecordDict({ARRAYS: arrays, CONFIG: config})
-                message = Message(content, node, MessageType.TRAIN, ttl=self._timeout, group_id=asked.name)
-                for name in self._grid.push_messages([message]):
-                    if name:
-                        sent[str(name)] = client
-        return sent
-
-    def _arrived(self, names: list[str]) -> list[Message]:
-        """The replies that are there. One that cannot be read takes no other with it."""
-        with contain_errors() as together:
-            return list(self._grid.pull_messages(names))
-        if not together.failure:
-            return []
-        messages: list[Message] = []
-        for name in names:
-            with contain_errors():
-                messages += self._grid.pull_messages([name])
-        return messages
-
-
-def _read(message: Message, model: nn.Module) -> dict[str, torch.Tensor] | Failed | None:
-    """Δ = what a client sent − what it was sent, for each trained parameter."""
-    with contain_errors() as attempt:
-        if message.has_error():
-            return Failed(f"error {message.error.code}")
-        records = list(message.content.array_records.values())
-        if len(records) != 1:
-            return Failed(f"{len(records)} records of arrays")
-        after = records[0]
-        update = {}
-        for name, value in trained_parameters(model).items():
-            array = after[name].numpy()
-            if array.shape != tuple(value.shape) or array.dtype.kind != "f":
-                return Failed("arrays of other shapes or types")
-            update[name] = torch.tensor(array, dtype=torch.float64) - value.detach().cpu().double()
-        return update
-    return Failed(attempt.text or str(attempt.failure))
+def _require_somebody(clients: FlowerClients) -> None:
+    """Refuse to begin before any SuperNode is there: every round would be paid for, and noise alone."""
+    if not clients.enrolled():
+        reason = "no SuperNode is connected yet, and every round would be noise alone"
+        fix = "Start the SuperNodes first, or let the ServerApp wait until grid.get_node_ids() has some"
+        raise InvalidArgument("grid", "nobody", reason, fix)
 
 
 class PrivateFedAvg(Strategy):  # type: ignore[misc]
@@ -196,6 +122,9 @@ class PrivateFedAvg(Strategy):  # type: ignore[misc]
             raise InvalidArgument("evaluate_config", "a record", reason, "Use evaluate_fn, on public data")
         if initial_arrays is not None:
             self.model.load_state_dict(initial_arrays.to_torch_state_dict())
+        clients = FlowerClients(grid, timeout, train_config)
+        _require_sendable(self.model)
+        _require_somebody(clients)
         result = Result()
 
         def after_round(entry: Entry) -> None:
@@ -206,8 +135,7 @@ class PrivateFedAvg(Strategy):  # type: ignore[misc]
             if self._log is not None:
                 self._log(entry)
 
-        clients = FlowerClients(grid, timeout, train_config)
-        self.run = train_clients(self.model, clients, self.plan, log=after_round, **self._options)
+        self.run = train(self.model, clients, None, self.plan, log=after_round, **self._options)
         result.arrays = ArrayRecord(self.model.state_dict())
         return result
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor, nn
@@ -20,7 +20,16 @@ from apportion.models.check import copy_model
 Local = Callable[[nn.Module, Any], Any]
 """Trains a model in place on the data of one client. What it returns is not used."""
 
+_ONE = "it is one set of records, and each of its parts would count as a client"
 _TWICE = "it stands in the list more than once, and would add one vector for each: the noise covers one for each client"
+
+
+class ClientData(Protocol):
+    """The data of each client by its number, such as a list; or made when it is asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, client: int, /) -> Any: ...
 
 
 class SimulatedClients:
@@ -31,7 +40,7 @@ class SimulatedClients:
         local: trains a copy of the server's model on it.
     """
 
-    def __init__(self, data: Sequence[Any], local: Local):
+    def __init__(self, data: ClientData, local: Local):
         self._data, self._local = require_distinct_clients(data), local
 
     def enrolled(self) -> int:
@@ -61,18 +70,27 @@ def is_empty(data: Any) -> bool:
     """Whether a client has no records."""
     if data is None:
         return True
-    if isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[0], (Tensor, np.ndarray)):
+    if is_pair(data):
         return len(data[0]) == 0
     return hasattr(data, "__len__") and len(data) == 0
 
 
-def require_distinct_clients(data: Sequence[Any]) -> Sequence[Any]:
-    """Return `data`, one entry for each client; refuse what cannot be indexed, and the same data under two numbers."""
+def is_pair(data: Any) -> bool:
+    """Whether it is one set of records: (inputs, targets)."""
+    return isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[0], (Tensor, np.ndarray))
+
+
+def require_distinct_clients(data: ClientData) -> ClientData:
+    """Return `data`, one entry for each client; refuse what is no such list, and the same data under two numbers."""
     if isinstance(data, (str, bytes)) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         reason = f"it is a {type(data).__name__}, and clients are drawn by number"
         raise InvalidArgument("clients", type(data).__name__, reason, "Pass a list with the data of each client")
     if isinstance(data, dict):
         raise InvalidArgument("clients", "dict", "clients are drawn by number", "Pass list(clients.values())")
+    if isinstance(data, (Tensor, np.ndarray)) or (isinstance(data, tuple) and is_pair(data)):
+        raise InvalidArgument(
+            "clients", type(data).__name__, _ONE, "Pass a list with a pair (inputs, targets) for each"
+        )
     if len(data) == 0:
         raise InvalidArgument("clients", "none of them", "there is nobody to train", "Pass the data of each client")
     if isinstance(data, (list, tuple)):

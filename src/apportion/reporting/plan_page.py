@@ -40,11 +40,10 @@ def plan_recipe(
     return plan_steps(recipe, budget, sampling, spare, norm=norm)
 
 
-def plan_facts(plan: Plan, *, target_epsilon: float, calibration: str = "pld") -> dict[str, Any]:
-    """What `apportion plan --json` prints: the plan with its course, and what each accountant would claim for it."""
-    from apportion.training.typical_course import typical_course
-
-    claims = [] if plan.filtered else compare_accountants(count_events(plan.declared), plan.budget.delta)
+def plan_facts(
+    plan: Plan, *, target_epsilon: float, calibration: str = "pld", with_claims: bool = False
+) -> dict[str, Any]:
+    """What `apportion plan --json` prints: the plan with its course, and if asked for what each accountant would claim for it."""
     rule = plan.rule()
     return {
         "recipe": plan.recipe.name,
@@ -64,7 +63,21 @@ def plan_facts(plan: Plan, *, target_epsilon: float, calibration: str = "pld") -
         **({"groups": group_facts(plan)} if plan.factors else {}),
         **({} if plan.norm is None else {"norm": plan.norm_facts()}),
         "rule": rule.name,
-        "course": [asdict(step) for step in typical_course(plan)] if rule.adaptive else None,
+        "course": _course(plan) if rule.adaptive else None,
+        **(_claims(plan) if with_claims else {}),
+    }
+
+
+def _course(plan: Plan) -> list[dict[str, Any]]:
+    from apportion.training.typical_course import typical_course  # needs torch
+
+    return [asdict(step) for step in typical_course(plan)]
+
+
+def _claims(plan: Plan) -> dict[str, Any]:
+    """ε of the same events by every accountant; none under a filter, where events are not known in advance."""
+    claims = [] if plan.filtered else compare_accountants(count_events(plan.declared), plan.budget.delta)
+    return {
         "claims": {claim.name: claim.epsilon for claim in claims},
         "not_upper_bounds": [claim.name for claim in claims if not claim.upper_bound],
     }

@@ -100,6 +100,9 @@ class GroupFilter:
                 "another query would exceed the budget of a group. The labels so far are the student's."
             )
 
+    def following(self, token: int, most: int) -> list[int]:
+        return []
+
     def spend(self, token: int, event: Event) -> None:
         self._spent = self._spent + self.cost(token)
         self.last = token

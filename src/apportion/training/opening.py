@@ -70,6 +70,7 @@ def open_session(setup: Setup) -> Session:
         engine = setup.engine or VettedEngine(setup.model, setup.choice, *setup.records.example, lent=whole)
     require_same_settings(ranks, configuration(setup) | facts_of_ranks(setup))
     resumed, checkpoints = setup.storage.resume, _make_checkpoints(setup)
+    kept_spare = _kept_spare(setup)
     if ranks.rank:
         setup = replace(setup, storage=Storage())
     with ranks.joined():
@@ -85,7 +86,8 @@ def open_session(setup: Setup) -> Session:
         ranks.copy_first((*(setup.model.parameters() if setup.shards is None else ()), *setup.model.buffers()))
         with ranks.joined():
             known = {"identifier": earlier["account"]["identifier"], "position": earlier["step"]} if earlier else {}
-            account = Account(setup.plan.budget, setup.rule or setup.plan.rule(), books, **known)
+            rule = setup.rule or setup.plan.rule()
+            account = Account(setup.plan.budget, rule, books, kept_spare=kept_spare, **known)
 
             def build_curator(session: Session) -> Curator | ExactCurator:
                 return _build_curator(setup, session, engine, execution, divided(owners, setup))
@@ -106,6 +108,14 @@ def open_session(setup: Setup) -> Session:
     session.close()  # of a run that had ended, and died before it could tidy up
     setup.model.train()
     return session
+
+
+def _kept_spare(setup: Setup) -> int | None:
+    """Spare tokens that a crash may need: one for each step since the last checkpoint. Nothing is charged in advance if the disk is not
+    waited for, or if every draw is noted there anyway."""
+    if setup.storage.folder is None or setup.storage.recovery == "exact":
+        return None
+    return setup.storage.interval(setup.plan.steps)
 
 
 def _with_copies(ranks: Ranks, books: Ledger | None, earlier: dict[str, Any] | None) -> Ledger:

@@ -36,7 +36,7 @@ def require_ranks_fit(setup: Setup) -> None:
 
 def divided(owners: Owners, setup: Setup) -> Owners:
     """Of whom this rank draws: of its part of the units, or of all that it has."""
-    alone = setup.ranks.count == 1 or setup.records.local
+    alone = not setup.ranks.divides_records or setup.records.local
     return owners if alone else ShardOwners(owners, setup.ranks.rank, setup.ranks.count)
 
 

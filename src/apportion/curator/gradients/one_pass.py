@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -137,6 +137,17 @@ class RecordGradients:
 
     def _chunks(self, name: str) -> list[slice]:
         return split_records(self._records, self._shapes[name].numel())
+
+
+class OpenPass(NamedTuple):
+    """What a forward pass has noted, until its backward pass."""
+
+    uses: list[LayerUse]
+    noted: list[tuple[str, Tensor, int]]
+    leaves: list[Tensor]
+    collected: list[LayerUse]
+    records: int | None
+    views: int
 
 
 class _OutputTap(torch.autograd.Function):
@@ -334,6 +345,14 @@ class OnePass:
         uses, self._uses, self._noted, self._collected, self._leaves = self._uses + self._collected, [], [], [], []
         return RecordGradients(uses, trained_parameters(self.model), records)
 
+    def set_aside(self) -> OpenPass:
+        """The forward pass that is open. Others may run before `take_up` goes on with it, as in a pipeline."""
+        return OpenPass(self._uses, self._noted, self._leaves, self._collected, self._records, self._views)
+
+    def take_up(self, kept: OpenPass) -> None:
+        """Go on with a forward pass that was set aside: its backward pass comes next."""
+        self._uses, self._noted, self._leaves, self._collected, self._records, self._views = kept
+
     def row_leaves(self) -> list[Tensor]:
         """The tensors in which autograd leaves the gradients of modules without a rule, one row per record."""
         return list(self._leaves)
@@ -358,7 +377,8 @@ class OnePass:
         self.module_state.restore()
         with torch.no_grad():
             for copied, original in zip(self.scratch.buffers(), self.model.buffers(), strict=True):
-                copied.copy_(original)
+                if not torch.equal(copied, original):  # autograd may have kept it for a pass that was set aside
+                    copied.copy_(original)
             if self._copied != self._state():  # equal for the further micro-batches of a step
                 if self._lent and self._copied:
                     raise UnsupportedModel(
