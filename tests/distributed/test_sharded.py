@@ -35,6 +35,7 @@ from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.execution import Execution
 from apportion.request import Request
+from suites import thinned
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
@@ -144,12 +145,10 @@ def test_every_coordinate_has_the_noise_of_the_request_once(two):
 
 @pytest.mark.parametrize(
     ("recipe", "optimizer", "lr"),
-    [
-        ("default", "adam", 0.1),
-        ("he-equal", "momentum", 0.5),
-        pytest.param("abadi", "sgd", 0.5, marks=pytest.mark.slow),
-        pytest.param("adamw-bc", "sgd", 0.005, marks=pytest.mark.slow),
-    ],
+    thinned(
+        [("default", "adam", 0.1), ("he-equal", "momentum", 0.5), ("abadi", "sgd", 0.5), ("adamw-bc", "sgd", 0.005)],
+        lambda recipe, *_: recipe in ("default", "he-equal"),
+    ),
 )
 def test_a_run_moves_the_weights_as_the_whole_model_would(two, recipe, optimizer, lr):
     """With the noise left out. Thresholds for each parameter, adaptive thresholds, averages and updates with a state are among them."""
@@ -278,12 +277,10 @@ REFUSED = {
     "optimizer": ("Adafactor", "each coordinate by itself"),
     "folder": ("folder", "rank 1 has"),
 }
-_SLOW = ("fay-adaptive", "dp-agd")  # their plans take seconds
+LONG_PLANS = ("fay-adaptive", "dp-agd")  # they take seconds
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow) if case in _SLOW else case for case in REFUSED]
-)
+@pytest.mark.parametrize("case", thinned(REFUSED, lambda case: case not in LONG_PLANS))
 def test_what_a_sharded_model_cannot_do_is_refused_by_name(two, tmp_path, case):
     for found in two.run(refused, case, str(tmp_path / "run")):
         assert found is not None

@@ -189,8 +189,8 @@ class OnePass:
         shared: calls of layers on something that belongs to no record, as embeddings of positions are: input and output get a row for each
             record, so that the gradient of the output is that of single records.
         losses_together: whether the records' losses are evaluated under `vmap`, or one after the other.
-        lent: whether the model is there for this engine alone: then the scratch copy uses its weights and has none of its own. No code that
-            is proved to keep records apart writes to weights; if any does, the rest of the step is refused.
+        lent: whether the model is there for this engine alone: the scratch copy uses its weights, and a step in which code writes to them
+            goes no further.
     """
 
     checker: RecordChecker | None = None
@@ -223,6 +223,7 @@ class OnePass:
         self._leaves: list[Tensor] = []
         self._collected: list[LayerUse] = []
         self._structure = ModelStructure(model)
+        self._writes = self._count_writes()
         self._build()
 
     def _build(self) -> None:
@@ -362,15 +363,15 @@ class OnePass:
 
         Micro-batches detect changes themselves, except those made through `parameter.data`, which leave no trace.
         """
-        self._copied = []
+        self._copied, self._writes = [], self._count_writes()
         self._sync()
 
     def _sync(self) -> None:
         self._structure.require_same(self.model)
+        if self._lent and self._writes != self._count_writes():
+            raise UnsupportedModel("the model writes to its own weights when it is run. Leave that to the optimizer")
         try:
             self._copy_state()
-        except UnsupportedModel:
-            raise
         except Exception:  # what a module made of its copy cannot be undone
             self._build()
             self._copy_state()
@@ -382,16 +383,16 @@ class OnePass:
                 if not torch.equal(copied, original):  # autograd may have kept it for a pass that was set aside
                     copied.copy_(original)
             if self._copied != self._state():  # equal for the further micro-batches of a step
-                if self._lent and self._copied:
-                    raise UnsupportedModel(
-                        "the model writes to its own weights when it is run. Leave that to the optimizer"
-                    )
                 for copied, original in self._weights():
                     if copied.data_ptr() != original.data_ptr():
                         copied.copy_(original)
                 self._copied = self._state()
         for own, module in zip(self.scratch.modules(), self.model.modules(), strict=True):
             own.training = module.training
+
+    def _count_writes(self) -> list[int]:
+        """How often each weight was written to, here or in the scratch copy that uses it."""
+        return [parameter._version for parameter in self.model.parameters()]
 
     def _weights(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every parameter of the scratch copy, and that of the model."""
