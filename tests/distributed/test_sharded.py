@@ -35,7 +35,6 @@ from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.execution import Execution
 from apportion.request import Request
-from suites import thinned
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
@@ -143,15 +142,7 @@ def test_every_coordinate_has_the_noise_of_the_request_once(two):
 # --- one run --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("recipe", "optimizer", "lr"),
-    thinned(
-        [("default", "adam", 0.1), ("he-equal", "momentum", 0.5), ("abadi", "sgd", 0.5), ("adamw-bc", "sgd", 0.005)],
-        lambda recipe, *_: recipe in ("default", "he-equal"),
-    ),
-)
-def test_a_run_moves_the_weights_as_the_whole_model_would(two, recipe, optimizer, lr):
-    """With the noise left out. Thresholds for each parameter, adaptive thresholds, averages and updates with a state are among them."""
+def check_run(two, recipe, optimizer, lr):
     found = two.run(frozen_train, recipe, True, optimizer, None, 1.0, lr)
     alone = frozen_train(0, recipe, False, optimizer, None, 1.0, lr)
     for one in found:
@@ -161,6 +152,19 @@ def test_a_run_moves_the_weights_as_the_whole_model_would(two, recipe, optimizer
         assert one["scores"] == pytest.approx(alone["scores"])
     moved = odd_model().state_dict()
     assert not np.allclose(found[0]["weights"]["0.weight"], moved["0.weight"].numpy(), atol=1e-3)
+
+
+@pytest.mark.parametrize(("recipe", "optimizer", "lr"), [("default", "adam", 0.1), ("he-equal", "momentum", 0.5)])
+def test_a_run_moves_the_weights_as_the_whole_model_would(two, recipe, optimizer, lr):
+    """With the noise left out; adaptive thresholds for each parameter, and averages, are among them."""
+    check_run(two, recipe, optimizer, lr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "optimizer", "lr"), [("abadi", "sgd", 0.5), ("adamw-bc", "sgd", 0.005)])
+def test_other_runs_move_the_weights_as_the_whole_model_would(two, recipe, optimizer, lr):
+    """An update with a state of its own is among them."""
+    check_run(two, recipe, optimizer, lr)
 
 
 @pytest.mark.slow
@@ -277,15 +281,26 @@ REFUSED = {
     "optimizer": ("Adafactor", "each coordinate by itself"),
     "folder": ("folder", "rank 1 has"),
 }
-LONG_PLANS = ("fay-adaptive", "dp-agd")  # they take seconds
+SLOW = ("fay-adaptive", "dp-agd")
+"""Their plans take seconds."""
 
 
-@pytest.mark.parametrize("case", thinned(REFUSED, lambda case: case not in LONG_PLANS))
-def test_what_a_sharded_model_cannot_do_is_refused_by_name(two, tmp_path, case):
-    for found in two.run(refused, case, str(tmp_path / "run")):
+def check_refusal(two, folder, case):
+    for found in two.run(refused, case, str(folder)):
         assert found is not None
         assert all(word.lower() in found[1].lower() for word in REFUSED[case]), found
-    assert not (tmp_path / "run").exists()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("case", [case for case in REFUSED if case not in SLOW])
+def test_what_a_sharded_model_cannot_do_is_refused_by_name(two, tmp_path, case):
+    check_refusal(two, tmp_path / "run", case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW)
+def test_what_else_is_refused_by_name(two, tmp_path, case):
+    check_refusal(two, tmp_path / "run", case)
 
 
 def test_the_plan_of_the_tests_is_not_trivial():

@@ -363,7 +363,8 @@ class OnePass:
 
         Micro-batches detect changes themselves, except those made through `parameter.data`, which leave no trace.
         """
-        self._copied, self._writes = [], self._count_writes()
+        self._copied = []
+        self._writes = self._count_writes()
         self._sync()
 
     def _sync(self) -> None:
