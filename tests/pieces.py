@@ -42,7 +42,7 @@ WORK = {
 PRICES = {
     "accounting.composition._BLOCK": 1,
     "accounting.composition._LOGARITHMS": 64,
-    "accounting.composition._SERIES": 3,
+    "accounting.composition._SERIES": 1,
     "accounting.composition._WITNESSES": 2,
     "accounting.grid._KEPT": 16,
 }
@@ -63,7 +63,12 @@ SMALL = WORK | PRICES | BOUNDS
 
 _LIMIT = "a limit on what is asked for; tests ask for more"
 _FORMAT = "the format of a file or of a key: no other value can be read"
+_BEGINS = "of a sketch, from which a search begins; what ends it is the price of the schedule itself"
 HARMLESS = {
+    "accounting.account.BLOCK": "steps that are charged together; tests have blocks of two to five, by their spare steps",
+    "accounting.interpolation._WIDEST": "how far nodes of steps that hardly matter lie apart; a test bounds what they add",
+    "accounting.calibration.SKETCHED": _BEGINS,
+    "accounting.calibration._SKETCH": _BEGINS,
     "accounting.sharing._ROUNDS": "of a bisection, whose result is checked on the safe side",
     "curator.foreign_code.MAX_TEXT": "of a text for the owner of the data",
     "curator.shard.COMPARED": "records that are looked at to compare two ranks; nothing is cut",
@@ -110,6 +115,7 @@ HARMLESS = {
     "sampling.MOST_STEPS": _LIMIT,
 }
 HARMLESS_INSIDE = {
+    "training.sharded_checkpoint._write_parts": "the permissions of files that are secret",
     "training.individual_runs.write_estimate": "the permissions of files that are secret",
     "training.session.write_problems": "the permissions of files that are secret",
     "accounting.accountant._epsilon": "the cache, and how many nodes a group may have",
