@@ -140,6 +140,7 @@ def test_an_unknown_study_is_told_the_closest_name(reproduction):
     assert "lin_table_2" in answer[2]
 
 
+@pytest.mark.slow
 def test_all_studies_are_listed_with_what_is_kept(reproduction, tmp_path):
     code, out, _ = reproduction("list", "--json")
     assert code == 0

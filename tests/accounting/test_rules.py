@@ -196,7 +196,7 @@ def test_a_noise_strategy_that_follows_releases_is_planned_under_a_filter(rate, 
 def test_a_batch_cannot_be_asked_twice():
     """A drawn batch has one multiplier, from its frozen request, and no call that asks it for more."""
     public = {name for name in vars(Draw) if not name.startswith("_")}
-    assert public == {"request", "micro_batches", "add", "release", "secret_dropout"}
+    assert public == {"request", "noised", "released", "micro_batches", "add", "release", "secret_dropout"}
 
 
 @pytest.mark.parametrize("multiplier", [1e-300, 1e-160, 1e-100, 1e100, 1e160, 1e300])

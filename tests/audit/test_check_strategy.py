@@ -72,12 +72,10 @@ CORE = (
     "least error, by layer",
     "adaclip",
     "growing",
-    "adaptive privacy-utility",
     "validation",
-    "adamw, corrected",
     "chain",
 )
-"""Those that follow what is released, and of the schedules, which know nothing but the number of a step, one of each role."""
+"""Most of those that follow what is released, and of the schedules, which know nothing but the number of a step, one of each role."""
 
 
 @pytest.mark.parametrize("name", thinned(STRATEGIES, CORE.__contains__))

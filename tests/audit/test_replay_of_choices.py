@@ -87,15 +87,15 @@ def one_batch_for_all(original):
 
 
 def from_one_seed(original):
-    def select(self, release):
+    def select(self, release, totals):
         self._streams = dataclasses.replace(self._streams, noise=Stream(bytes(32)))
-        return original(self, release)
+        return original(self, release, totals)
 
     return select
 
 
 def without_noise(original):
-    return lambda self, release: int(self._totals.pop(0).argmin())
+    return lambda self, release, totals: int(totals.argmin())
 
 
 def moved_for_good(original):
@@ -109,10 +109,9 @@ def moved_for_good(original):
 
 
 def chosen_twice(original):
-    def select(self, release):
-        self._totals.insert(0, self._totals[0].clone())
-        original(self, release)  # a look, and then another one
-        return original(self, release)
+    def select(self, release, totals):
+        original(self, release, totals.clone())  # a look, and then another one
+        return original(self, release, totals)
 
     return select
 

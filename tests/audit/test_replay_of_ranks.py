@@ -80,8 +80,8 @@ def test_a_user_with_two_ranks_is_found(model, records, monkeypatch):
 
 @pytest.mark.parametrize("share", [0.5, 0.95 * 2**-0.5], ids=["a share of the deviation", "5 % too small"])
 def test_noise_that_is_too_small_together_is_found(model, records, monkeypatch, share):
-    def too_small(self, *arguments):
-        honest(self, *arguments)
+    def too_small(self, *arguments, **named):
+        honest(self, *arguments, **named)
         self.share = share
 
     honest = process_group.ProcessGroupRanks.__init__

@@ -74,6 +74,7 @@ def suggested(out):
     return [shlex.split(line.partition(": apportion ")[2]) for line in out.splitlines() if ": apportion " in line]
 
 
+@pytest.mark.slow
 def test_the_suggested_commands_work(apportion):
     _, out, _ = apportion("recipes", "lin-transfer")
     search, train = suggested(out)

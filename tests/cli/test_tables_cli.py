@@ -448,7 +448,7 @@ def test_a_plan_of_a_table_is_what_training_executes(apportion, files):
     code, out, err = apportion("plan", *TABLE, *BUDGET, *RECORD, "--json")
     assert code == 0, err
     planned = json.loads(out)
-    assert (planned["sample_rate"], planned["steps"]) == (0.1, 100)
+    assert (planned["sample_rate"], planned["steps"]) == (0.2, 200)
     assert json.loads(apportion("plan", "--data", "t.csv", *BUDGET, *RECORD, "--json")[1]) == planned
     code, _, err = apportion("plan", "--data", "digits", *TABLE[2:], *BUDGET)
     assert (code, "describes the columns of a CSV" in err) == (2, True)

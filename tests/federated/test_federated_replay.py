@@ -57,7 +57,9 @@ def test_every_recipe_holds(model, clients, name):
     assert report.notes == ()
 
 
-@pytest.mark.parametrize("people", [ap.people.Scale(), ap.people.Sample()], ids=["scale", "sample"])
+@pytest.mark.parametrize(
+    "people", [ap.people.Scale(), pytest.param(ap.people.Sample(), marks=pytest.mark.slow)], ids=["scale", "sample"]
+)
 def test_clients_with_budgets_of_their_own_hold(model, clients, people):
     report = ap.federated.replay(model, clients, LOCAL, replace(named("andrew"), people=people), steps=3)
     report.require()

@@ -67,7 +67,7 @@ def five_eight_twelve(data):
 @pytest.mark.parametrize(
     "variant",
     [
-        ap.teachers.Weighting(),
+        pytest.param(ap.teachers.Weighting(), marks=pytest.mark.slow),
         pytest.param(ap.teachers.Upsampling(), marks=pytest.mark.slow),
         pytest.param(ap.teachers.Vanishing(), marks=pytest.mark.slow),
     ],

@@ -179,7 +179,7 @@ class Account:
         if self._kept_spare is None or step == FIRST:
             return []
         spare = len(self.rule.declared) - self.spent - (self.rule.steps - step + 1)
-        return self.rule.following(token, min(BLOCK, spare - self._kept_spare) - 1)
+        return self.rule.following(token, max(0, min(BLOCK, spare - self._kept_spare) - 1))
 
     def _usable(self) -> set[int]:
         """Tokens that were charged in advance and not used. A copy of this process, made by fork, must not use them too."""

@@ -384,8 +384,8 @@ class OnePass:
                 if not torch.equal(copied, original):  # autograd may have kept it for a pass that was set aside
                     copied.copy_(original)
             if self._copied != self._state():  # equal for the further micro-batches of a step
-                for copied, original in self._weights():
-                    if copied.data_ptr() != original.data_ptr():
+                if not self._lent:
+                    for copied, original in self._weights():
                         copied.copy_(original)
                 self._copied = self._state()
         for own, module in zip(self.scratch.modules(), self.model.modules(), strict=True):
