@@ -31,5 +31,6 @@ if __name__ == "__main__":
         )
     except ap.RankLost as error:
         print(f"RankLost: {error}", flush=True)
+        distributed.destroy_process_group()  # gloo's threads would abort the interpreter on its way out
         sys.exit(4)
     print("done", run.steps, run.epsilon(), flush=True)

@@ -98,13 +98,13 @@ class ProcessGroupRanks:
 
     def agree(self, value: Value) -> Value:
         sent: list[Value] = [value]  # pickled by torch: the ranks trust each other
-        with explained_loss("It was waited for what rank 0 says"):
+        with explained_loss(AGAIN):
             self._link.broadcast_object_list(sent, 0, device=self._device)
         return sent[0]
 
     def gather(self, value: Any) -> list[Any]:
         found: list[Any] = [None] * self.count
-        with explained_loss("The run was being set up"):
+        with explained_loss(AGAIN):
             self._link.all_gather_object(found, value)
         return found
 
@@ -151,7 +151,7 @@ class ProcessGroupRanks:
             raise RankLost(f"rank {rank} failed in this step. {BURNT}")
 
     def copy_first(self, tensors: Iterable[Tensor]) -> None:
-        with explained_loss("The run was being set up"):
+        with explained_loss(AGAIN):
             for tensor in tensors:
                 sent = tensor.detach().to(self._device)
                 self._link.broadcast(sent, 0)
@@ -198,6 +198,7 @@ class ProcessGroupRanks:
         return [int(one) for one in torch.cat(found).tolist()]
 
 
+AGAIN = "Start all ranks again, with resume if the run had begun"
 BURNT = "The step under way may be charged, and nothing of it was released. Start all ranks again, with resume"
 
 
