@@ -48,7 +48,12 @@ def charges(folder):
 def kill_and_check(folder, meeting, ranks, resume, chance):
     """Returns whether a rank was killed before the run had ended."""
     processes = start(folder, ranks, meeting, resume)
-    shown = int(processes[0].stdout.readline())  # the first step is taken
+    first = processes[0].stdout.readline()  # the first step is taken
+    if not first.strip().isdigit():  # an earlier life had taken the last one
+        for one in processes:
+            one.communicate(timeout=SECONDS)
+        return False
+    shown = int(first)
     time.sleep(chance.uniform(0, 0.8))
     victim = chance.choice(processes)
     victim.kill()
