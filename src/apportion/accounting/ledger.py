@@ -22,6 +22,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,7 @@ class Ledger:
         groups: Sequence[str] = (),
     ) -> int:
         """Charge a whole run against the limit before its first step, or refuse it. Returns the number of the run."""
-        content: dict[str, Any] = {"plan": [_encode(event) | {"times": times} for event, times in _repeated(plan)]}
+        content: dict[str, Any] = {"plan": [{**_encode(event), "times": times} for event, times in _repeated(plan)]}
         content |= {"identifier": identifier, "terms": terms} | ({"groups": list(groups)} if groups else {})
         with self._chain.transaction():  # nobody else can be admitted between the check and the row
             self.require_room(cost)
@@ -289,7 +290,8 @@ class Ledger:
         self._chain.close()
 
 
-def _encode(event: Event) -> dict[str, Any]:
+@lru_cache(maxsize=64)  # a run charges the same event again and again
+def _encode(event: Event) -> Mapping[str, Any]:
     """(q, z); for an event with selections also their prices, and no z if it releases nothing else; (q_p, z_p) of groups."""
     content = asdict(event)
     choices, groups = content.pop("choices"), content.pop("groups")
