@@ -30,6 +30,7 @@ from apportion.models.temper import require_tempered
 from apportion.models.vetting import VettedEngine
 from apportion.planning import require_plan
 from apportion.ranks import Ranks
+from apportion.strategies.people import IndividualEstimate, IndividualFilter
 from apportion.strategies.roles import AskingUpdate, SteeringUpdate, ValidatedNoise, is_optimizing
 from apportion.strategies.update.update_chain import parts_of
 from apportion.training.checkpoint import Checkpoints, restored
@@ -122,8 +123,9 @@ def open_session(setup: Setup) -> Session:
 
 def _kept_spare(setup: Setup) -> int | None:
     """Spare tokens that a crash may need: one for each step since the last checkpoint. Nothing is charged in advance if the disk is not
-    waited for, or if every draw is noted there anyway."""
-    if setup.storage.folder is None or setup.storage.recovery == "exact":
+    waited for, if every draw is noted there anyway, or if single people have accounts, which count charges as they are executed."""
+    individual = isinstance(setup.plan.recipe.people, (IndividualEstimate, IndividualFilter))
+    if setup.storage.folder is None or setup.storage.recovery == "exact" or individual:
         return None
     return setup.storage.interval(setup.plan.steps)
 
