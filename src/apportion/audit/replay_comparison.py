@@ -10,7 +10,7 @@ import torch
 from scipy.stats import chi2
 from torch import nn
 
-from apportion.audit.recorder import ChoiceCall, Recorder, Step
+from apportion.audit.recording import ChoiceCall, Recording, Step
 from apportion.audit.replay_report import Finding, Kind
 from apportion.audit.state import differences
 from apportion.curator.clipping import group_names
@@ -43,7 +43,7 @@ class Declared:
         return gradient + [(statistic, "") for statistic in request.statistics]
 
 
-def inspect_run(run: Recorder, neighbour: str, declared: Declared, size: int) -> Iterator[Finding]:
+def inspect_run(run: Recording, neighbour: str, declared: Declared, size: int) -> Iterator[Finding]:
     """What a single run shows: each draw charged, tossed fairly, noised as charged, and handed out as noised.
 
     Args:
@@ -151,7 +151,7 @@ def _frame(release: Noised) -> Frame | None:
     return release.frame if isinstance(release, ClippedSum) else None
 
 
-def inspect_noise(run: Recorder, neighbour: str) -> Iterator[Finding]:
+def inspect_noise(run: Recording, neighbour: str) -> Iterator[Finding]:
     """Whether the noise that was really added has the declared size: Σ((noisy − exact)/s)² against χ²."""
     residuals = [
         ((call.answer * call.divisor - call.exact_sum) / call.standard_deviation).flatten()
@@ -168,7 +168,7 @@ def inspect_noise(run: Recorder, neighbour: str) -> Iterator[Finding]:
         yield Finding(neighbour, "noise", text, None, None, measured, 1.0)
 
 
-def compare(before: Recorder, after: Recorder, neighbour: str) -> Iterator[Finding]:
+def compare(before: Recording, after: Recording, neighbour: str) -> Iterator[Finding]:
     """What tells the runs on D and D′ apart although both handed out the same noisy values. Each kind is told once."""
     if before.failure != after.failure:
         text = f"D: {before.failure or 'no exception'}; neighbour: {after.failure or 'no exception'}"
@@ -224,7 +224,7 @@ class Distance:
 
 
 def distances(
-    before: Recorder, after: Recorder, multiple: float, declared: Declared, group: int = 0
+    before: Recording, after: Recording, multiple: float, declared: Declared, group: int = 0
 ) -> Iterator[Distance]:
     """‖S_j(D) − S_j(D′)‖ against multiple·s_p·Δ_j for each release j, and √(Σ_j (‖…‖/s_j)²) against multiple/z_p of what was charged.
 
