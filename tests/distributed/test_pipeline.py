@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from neighbouring_stages import replay
 from pipelined_runs import (
     LEAVING,
     MODELS,
@@ -257,45 +256,6 @@ def test_a_gradient_that_is_not_finite_in_one_stage_counts_zero_there_and_is_cli
     bound = asked("wide").sums[1].threshold
     assert 0 < moved <= bound * (1 + 1e-6)
     assert names_of(MODELS["wide"][0]())[1] == list(second)
-
-
-# --- neighbouring data sets -----------------------------------------------------------------------------------------------
-
-NEIGHBOURS = {
-    "a record more": ("two", (torch.linspace(-2, 3, 6), torch.tensor(0))),
-    "one that is huge": ("two", (torch.linspace(-2, 3, 6) * 1e6, torch.tensor(0))),
-    "one that is not a number": ("two", (torch.full((6,), torch.nan), torch.tensor(0))),
-    "one that is outside": ("two", (torch.ones(6), torch.tensor(9))),
-    "a text more": ("texts", (torch.arange(7), torch.tensor(2))),
-    "a text that fails": ("texts", (torch.full((7,), -4), torch.tensor(2))),
-}
-
-
-QUICK = ["a record more", "a text that fails"]
-
-
-@pytest.mark.parametrize("case", QUICK)
-def test_replay_on_neighbouring_data(two, case):
-    check_neighbours(two, case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", sorted(set(NEIGHBOURS) - set(QUICK)))
-def test_replay_on_other_neighbouring_data(two, case):
-    check_neighbours(two, case)
-
-
-def check_neighbours(two, case):
-    """The same noisy answers on both: what stages see is the same to the last bit, and each release moves by at most its sensitivity."""
-    found = two.run(replay, *NEIGHBOURS[case])
-    for same, ratios, _, charged in found:
-        assert same
-        assert charged == 4
-        assert max(ratios) <= 1 + 1e-4
-    if "more" in case or "huge" in case:
-        assert max(found[0][1]) > 0.99  # a threshold that is 5 % too large would be seen
-    for (spent, multiplier), (others, _) in zip(found[0][2], found[1][2], strict=True):
-        assert (spent + others) * multiplier**2 == pytest.approx(1, rel=1e-9)  # one joint multiplier, over both stages
 
 
 # --- a run ----------------------------------------------------------------------------------------------------------------
