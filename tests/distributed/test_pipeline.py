@@ -3,6 +3,7 @@
 Two gloo processes unless it says four.
 """
 
+import json
 import math
 import re
 from pathlib import Path
@@ -25,6 +26,7 @@ from pipelined_runs import (
     own_loss,
     refused_charge,
     releases_of,
+    saved,
     some_records,
     some_texts,
     some_wide_records,
@@ -267,6 +269,18 @@ def test_four_stages_of_which_those_between_are_given_no_records(four):
     assert all(one["history"] == found[0]["history"] for one in found)
     assert found[0]["statement"]["private"]
     assert found[0]["epsilon"] <= 20
+
+
+def test_a_run_is_saved_with_the_weights_of_each_stage(two, tmp_path):
+    assert two.run(saved, tmp_path) == [True, True]
+    written = {path.name for path in (tmp_path / "public").iterdir()}
+    assert written >= {"stage-0.safetensors", "stage-1.safetensors", "history.json", "privacy.json", "plan.json"}
+    assert "weights.safetensors" not in written  # no process has them
+    facts = json.loads((tmp_path / "public" / "privacy.json").read_text(encoding="utf-8"))
+    assert facts["private"]
+    assert "weights_sha256" not in facts
+    assert (tmp_path / "run.html").exists()
+    assert (tmp_path / "secret" / "ledger.sqlite").exists()
 
 
 @pytest.mark.slow
