@@ -35,6 +35,7 @@ WORK = {
     "curator.randomness._SPARE": 5,
     "curator.reader.MIN_PIECE_RECORDS": 2,
     "curator.reader.MAX_PIECES": 5,
+    "models.synthetic.COMPARED_NUMBERS": 50,
     "training.evaluation._BATCH": 7,
     **BOOKS,
 }

@@ -62,7 +62,7 @@ MAY_IMPORT = {
     "teachers": CORE | {"compare"},
     "integrations": CORE,
     "federated": CORE | {"audit", "distributed"},
-    "pipeline": CORE | {"distributed"},
+    "pipeline": CORE | {"audit", "distributed"},
     "cli": CORE
     | {
         "audit",

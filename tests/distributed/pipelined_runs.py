@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import torch
 from parallel_runs import Books, Silent, plan_of
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -278,6 +279,16 @@ def train(rank, model="two", plan=None, data="all", silent=False, odd=None, **op
         run = ap.pipeline.train(stages[rank], "cross-entropy", given, made, **options)
     weights = {f"{rank}.{name}": one.detach().numpy() for name, one in stages[rank].named_parameters()}
     return {"weights": weights, "history": history_of(run), "epsilon": run.epsilon(), "statement": run.statement()}
+
+
+def saved(rank, folder):
+    """Saves a run; returns whether its stage is what was written."""
+    stages = two_stages()
+    run = ap.pipeline.train(stages[rank], "cross-entropy", some_records(), plan_by_stages(2), lr=0.5)
+    run.save(folder)
+    run.report(folder / "run.html")
+    written = load_file(folder / "public" / f"stage-{rank}.safetensors")
+    return all(torch.equal(written[name], one) for name, one in stages[rank].state_dict().items())
 
 
 def train_alone(model="two", plan=None, **options):

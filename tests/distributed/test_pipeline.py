@@ -3,6 +3,7 @@
 Two gloo processes unless it says four.
 """
 
+import json
 import math
 import re
 from pathlib import Path
@@ -10,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from neighbouring_stages import replay
 from pipelined_runs import (
     LEAVING,
     MODELS,
@@ -26,6 +26,7 @@ from pipelined_runs import (
     own_loss,
     refused_charge,
     releases_of,
+    saved,
     some_records,
     some_texts,
     some_wide_records,
@@ -259,45 +260,6 @@ def test_a_gradient_that_is_not_finite_in_one_stage_counts_zero_there_and_is_cli
     assert names_of(MODELS["wide"][0]())[1] == list(second)
 
 
-# --- neighbouring data sets -----------------------------------------------------------------------------------------------
-
-NEIGHBOURS = {
-    "a record more": ("two", (torch.linspace(-2, 3, 6), torch.tensor(0))),
-    "one that is huge": ("two", (torch.linspace(-2, 3, 6) * 1e6, torch.tensor(0))),
-    "one that is not a number": ("two", (torch.full((6,), torch.nan), torch.tensor(0))),
-    "one that is outside": ("two", (torch.ones(6), torch.tensor(9))),
-    "a text more": ("texts", (torch.arange(7), torch.tensor(2))),
-    "a text that fails": ("texts", (torch.full((7,), -4), torch.tensor(2))),
-}
-
-
-QUICK = ["a record more", "a text that fails"]
-
-
-@pytest.mark.parametrize("case", QUICK)
-def test_replay_on_neighbouring_data(two, case):
-    check_neighbours(two, case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", sorted(set(NEIGHBOURS) - set(QUICK)))
-def test_replay_on_other_neighbouring_data(two, case):
-    check_neighbours(two, case)
-
-
-def check_neighbours(two, case):
-    """The same noisy answers on both: what stages see is the same to the last bit, and each release moves by at most its sensitivity."""
-    found = two.run(replay, *NEIGHBOURS[case])
-    for same, ratios, _, charged in found:
-        assert same
-        assert charged == 4
-        assert max(ratios) <= 1 + 1e-4
-    if "more" in case or "huge" in case:
-        assert max(found[0][1]) > 0.99  # a threshold that is 5 % too large would be seen
-    for (spent, multiplier), (others, _) in zip(found[0][2], found[1][2], strict=True):
-        assert (spent + others) * multiplier**2 == pytest.approx(1, rel=1e-9)  # one joint multiplier, over both stages
-
-
 # --- a run ----------------------------------------------------------------------------------------------------------------
 
 
@@ -307,6 +269,18 @@ def test_four_stages_of_which_those_between_are_given_no_records(four):
     assert all(one["history"] == found[0]["history"] for one in found)
     assert found[0]["statement"]["private"]
     assert found[0]["epsilon"] <= 20
+
+
+def test_a_run_is_saved_with_the_weights_of_each_stage(two, tmp_path):
+    assert two.run(saved, tmp_path) == [True, True]
+    written = {path.name for path in (tmp_path / "public").iterdir()}
+    assert written >= {"stage-0.safetensors", "stage-1.safetensors", "history.json", "privacy.json", "plan.json"}
+    assert "weights.safetensors" not in written  # no process has them
+    facts = json.loads((tmp_path / "public" / "privacy.json").read_text(encoding="utf-8"))
+    assert facts["private"]
+    assert "weights_sha256" not in facts
+    assert (tmp_path / "run.html").exists()
+    assert (tmp_path / "secret" / "ledger.sqlite").exists()
 
 
 @pytest.mark.slow

@@ -1,69 +1,115 @@
-"""What several ranks did together, put together: the run that the ledger has charged.
+"""Watches the ranks of a run, each by a recorder of its own, and puts together what they did (`joined_steps.py`).
 
-Each rank is watched by a recorder of its own, adds its own noise to its own sums, and is handed its own kept answers. What one record can
-move, and what hides it, is the sum over all of them: exact sums add up, noise adds up in variance, and coins are those of all.
+Ranks that hold the whole model take turns in this process. Those that hold a part of it are processes: each of them audits the same run,
+is watched where it is, and sends what was written down to all others, so that all come to the same verdict.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
-import torch
 
-from apportion.audit.recorder import NoiseCall, Recorder, Step
+from apportion.audit.joined_steps import Division, added_up
+from apportion.audit.recorder import Recorder
+from apportion.audit.recording import Recording, Step
 from apportion.audit.replay_report import Finding
 from apportion.audit.state import differences
 from apportion.curator.owners import Numbers, Owners
 from apportion.curator.shard import ShardOwners
 from apportion.distributed.in_turn import Link, Turns
 from apportion.distributed.process_group import NoiseFrom, ProcessGroupRanks
+from apportion.errors import RankLost
 from apportion.ranks import ALONE, Ranks
-from apportion.request import Released
-
-_PER_PROCESS = frozenset({"generator"})
-"""Which all ranks of an audit share, because they take turns in one process."""
 
 
-class RecordedRanks(Recorder):
+class SeveralRecorders(Recorder):
     """Watches a run of several ranks as one run.
 
     Args:
         common, kept, secret: as of `Recorder`.
-        count: how many ranks.
+        division: how the ranks divide the run.
     """
 
-    def __init__(self, common: int, kept: Recorder | None = None, secret: int = 0, count: int = 2):
+    def __init__(self, common: int, kept: Recorder | None, secret: int, division: Division):
         super().__init__(common, kept, secret)
-        before: Sequence[Recorder | None] = kept.parts if isinstance(kept, RecordedRanks) else [None] * count
-        self.wide = False
-        """Whether sums travelled in float64, because all noise came from the first rank."""
-        self.parts: list[Recorder] = [Recorder(common, one, secret, rank) for rank, one in enumerate(before)]
+        self.division = division
+
+    def join(self, parts: Sequence[Recording]) -> None:
+        """Put together what the ranks did."""
+        self.parts, self.charged = parts, parts[0].charged
+        together = zip(*(part.steps for part in parts), strict=False)
+        self.steps = [self._joined(steps) for steps in together]
+        self.after = self.division.state([part.after for part in parts])
+        failures = [part.failure for part in parts if part.failure is not None]
+        told = [text for text in failures if not text.startswith(RankLost.__name__)]  # the others hear of it
+        self.failure = next(iter([*told, *failures]), None)
+
+    def _joined(self, steps: Sequence[Step]) -> Step:
+        step = self.division.join(steps)
+        step.before = self.division.state([one.before for one in steps])
+        return step
+
+
+class RecordedTurns(SeveralRecorders):
+    """Ranks that take turns in this process, each with the whole model.
+
+    Args:
+        count: how many ranks.
+        noise_from: who adds the noise.
+    """
+
+    def __init__(self, common: int, kept: Recorder | None, secret: int, count: int, noise_from: NoiseFrom):
+        join = partial(added_up, wide=noise_from == "first rank")
+        super().__init__(common, kept, secret, Division(join, frozenset({"generator"})))  # which all ranks share here
+        before: Sequence[Recorder | None] = kept.ranks if isinstance(kept, RecordedTurns) else [None] * count
+        self.noise_from: NoiseFrom = noise_from
+        self.ranks: list[Recorder] = [Recorder(common, one, secret, rank) for rank, one in enumerate(before)]
 
     def finish(self) -> None:
-        """Put the parts together."""
-        first = self.parts[0]
-        self.session, self.after, self.charged = first.session, first.after, first.charged
-        steps = min(len(part.steps) for part in self.parts)
-        self.steps = [_together([part.steps[number] for part in self.parts], self.wide) for number in range(steps)]
+        for one in self.ranks:
+            one.failure = one.failure or self.failure
+        self.join([one.recording for one in self.ranks])
 
 
-def run_watched(
-    recorder: Recorder, owners: Owners, noise_from: NoiseFrom, run: Callable[[Recorder, Ranks], None]
-) -> None:
-    """Call `run` for each rank of what `recorder` watches, with its own recorder."""
-    if not isinstance(recorder, RecordedRanks):
+class RecordedProcesses(SeveralRecorders):
+    """The processes of a group, of which this is one.
+
+    Args:
+        ranks: the processes.
+        division: what each of them has.
+    """
+
+    def __init__(self, common: int, kept: Recorder | None, secret: int, ranks: Ranks, division: Division):
+        super().__init__(common, kept, secret, division)
+        before = kept.own if isinstance(kept, RecordedProcesses) else None
+        self.ranks = ranks
+        self.own: Recorder = Recorder(common, before, secret, ranks.rank)
+
+    def finish(self) -> None:
+        """All processes come here after each run, however it ended."""
+        self.own.finish()
+        self.own.failure = self.own.failure or self.failure
+        self.join(self.ranks.gather(self.own.recording))
+
+
+def run_watched(recorder: Recorder, owners: Owners, run: Callable[[Recorder, Ranks], None]) -> None:
+    """Call `run` for each rank of what `recorder` watches in this process, with its own recorder."""
+    if isinstance(recorder, RecordedProcesses):
+        _assign_units(recorder.own, owners, recorder.common, recorder.ranks.rank, recorder.ranks.count)
+        run(recorder.own, recorder.ranks)
+        return
+    if not isinstance(recorder, RecordedTurns):
         recorder.records_of = owners.records_of
         run(recorder, ALONE)
         return
-    turns, recorder.wide = Turns(len(recorder.parts)), noise_from == "first rank"
-    for rank, part in enumerate(recorder.parts):
-        part.common = int(np.count_nonzero(owners.coin_units[: recorder.common] % turns.count == rank))
-        part.records_of = _records_of(owners, rank, turns.count)
+    turns, noise_from = Turns(len(recorder.ranks)), recorder.noise_from
+    for rank, part in enumerate(recorder.ranks):
+        _assign_units(part, owners, recorder.common, rank, turns.count)
 
     def work(link: Link) -> None:
-        part = recorder.parts[link.get_rank()]
+        part = recorder.ranks[link.get_rank()]
         try:
             run(part, ProcessGroupRanks(noise_from, link=link))
         finally:
@@ -72,65 +118,37 @@ def run_watched(
     turns.run(work)
 
 
+def _assign_units(part: Recorder, owners: Owners, common: int, rank: int, count: int) -> None:
+    """Tell the recorder of a rank whose coins that one is to toss."""
+    part.common = int(np.count_nonzero(owners.coin_units[:common] % count == rank))
+    part.records_of = _records_of(owners, rank, count)
+
+
 def _records_of(owners: Owners, rank: int, count: int) -> Callable[[Numbers], Numbers]:
     """Of those whose coins the rank is to toss; if it tosses more, that is a finding of its own."""
     shard = ShardOwners(owners, rank, count)
     return lambda drawn: shard.records_of(drawn[drawn < shard.coins])
 
 
-def inspect_ranks(run: Recorder, neighbour: str) -> Iterator[Finding]:
-    """Whether all ranks were in the same public state at every step."""
-    if not isinstance(run, RecordedRanks):
+def inspect_ranks(run: Recording, neighbour: str) -> Iterator[Finding]:
+    """Whether all ranks had the same charges, answers and public state at every step, as far as they share it."""
+    if not isinstance(run, SeveralRecorders):
         return
     first, *others = run.parts
     for rank, part in enumerate(others, start=1):
-        for number, (one, other) in enumerate(zip(first.states(), part.states(), strict=False)):
-            if odd := [path for path in differences(one, other) if path not in _PER_PROCESS]:
-                yield Finding(
-                    neighbour, "state", f"rank {rank} is not in the state of rank 0: {odd[0]} differs", number
-                )
-                return
+        if found := _difference(run.division, first, part):
+            number, text = found
+            yield Finding(neighbour, "state", f"rank {rank} is not in the state of rank 0: {text} differs", number)
 
 
-def _together(steps: Sequence[Step], wide: bool) -> Step:
-    first = steps[0]
-    whole = len({len(step.calls) for step in steps}) == 1
-    calls = list(zip(*(step.calls for step in steps), strict=True)) if whole else []
-    tossed = {rates for step in steps for _, rates in step.coins}
-    travelled = ([] if first.released is None or wide else _types(first.released)) + [torch.float64] * len(calls)
-    return Step(
-        before=first.before,
-        charged=first.charged,
-        noise=first.noise,
-        coins=[(sum(count for step in steps for count, _ in step.coins), rates) for rates in sorted(tossed)],
-        members=set().union(*(step.members for step in steps)),
-        read=set().union(*(step.read for step in steps)),
-        calls=[_sum_of(parts, kind) for parts, kind in zip(calls, travelled, strict=False)],
-        choices=first.choices,  # made from the sums of all ranks
-        released=first.released,
-        forms=first.forms,
-    )
-
-
-def _types(released: Released) -> list[torch.dtype]:
-    """In which types the parts of each parameter travelled to the other ranks; those of statistics, after them, did so in float64."""
-    sums = released.request.sums
-    framed = {name for one in sums for name in one.parameters or released.gradient if one.frame is not None}
-    return [
-        torch.float64 if name in framed else torch.promote_types(answer.dtype, torch.float32)
-        for name, answer in released.gradient.items()
-    ]
-
-
-def _sum_of(parts: Sequence[NoiseCall], travelled: torch.dtype) -> NoiseCall:
-    answer = torch.zeros_like(parts[0].answer, dtype=travelled)
-    for part in parts:
-        answer = answer + part.answer.to(travelled)
-    return NoiseCall(
-        exact_sum=sum((part.exact_sum for part in parts[1:]), parts[0].exact_sum),
-        standard_deviation=math.hypot(*(part.standard_deviation for part in parts)),
-        divisor=parts[0].divisor if len({part.divisor for part in parts}) == 1 else math.nan,
-        answer=answer.double(),
-        own_stream=all(part.own_stream for part in parts),
-        dtype=travelled,
-    )
+def _difference(division: Division, first: Recording, part: Recording) -> tuple[int, str] | None:
+    """The step before which, and in what, two ranks differ."""
+    for number, (one, other) in enumerate(zip(first.states(), part.states(), strict=False)):
+        if odd := differences(division.shared(one), division.shared(other)):
+            return number, odd[0]
+    for number, (step, its) in enumerate(zip(first.steps, part.steps, strict=False), start=1):
+        if step.charged != its.charged:
+            return number, "what was charged"
+        if step.released and its.released and step.released.statistics != its.released.statistics:
+            return number, "an answer to a statistic"
+    return None

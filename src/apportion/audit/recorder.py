@@ -7,14 +7,14 @@ both runs see the same released values, so whatever still differs in public has 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apportion.audit.state import State, public_state
+from apportion.audit.recording import ChoiceCall, NoiseCall, Recording, Step
+from apportion.audit.state import public_state
 from apportion.curator import mechanisms
 from apportion.curator.owners import Numbers
 from apportion.curator.randomness import KEY_BYTES, DrawStreams, Randomness, Stream
@@ -27,60 +27,7 @@ LONE_STEP = 2
 """In this step no other record's coin falls true: one of the two batches is empty."""
 
 
-@dataclass(frozen=True, eq=False)
-class NoiseCall:
-    """One call of the mechanism: what it was given and what it answered, both kept in float64."""
-
-    exact_sum: Tensor
-    standard_deviation: float
-    divisor: float
-    answer: Tensor
-    own_stream: bool
-    dtype: torch.dtype
-    """In which the sum was given, and the answer rounded."""
-
-
-@dataclass(frozen=True, eq=False)
-class ChoiceCall:
-    """One selection: the exact summed losses or gains, and the index that was chosen."""
-
-    totals: Tensor
-    release: Selection
-    answer: int | None
-    own_stream: bool
-
-
-@dataclass(eq=False)
-class Step:
-    """One draw, from its coins to its answer.
-
-    Args:
-        before: the public state when the coins were tossed.
-        charged: the events in the ledger by then.
-        noise: the stream that belongs to this draw.
-        coins: (how many, with which probabilities) for every toss.
-        calls, choices: of the mechanisms, in their order.
-        members, read: the records of those whose coin fell true, and those that were read.
-        forms: of each released tensor all that is to be seen of it but its numbers.
-    """
-
-    before: State
-    charged: tuple[Event, ...]
-    noise: Stream
-    coins: list[tuple[int, tuple[float, ...]]] = field(default_factory=list)
-    members: set[int] = field(default_factory=set)
-    read: set[int] = field(default_factory=set)
-    calls: list[NoiseCall] = field(default_factory=list)
-    choices: list[ChoiceCall] = field(default_factory=list)
-    released: Released | None = None
-    forms: dict[str, tuple[object, ...]] = field(default_factory=dict)
-
-
-class Diverged(Exception):
-    """D′ asked for noise that D had not asked for: there is nothing to hand out."""
-
-
-class Recorder:
+class Recorder(Recording):
     """Watches one run.
 
     Args:
@@ -91,18 +38,22 @@ class Recorder:
     """
 
     def __init__(self, common: int, kept: Recorder | None = None, secret: int = 0, rank: int = 0):
+        super().__init__()
         self.common, self._kept = common, kept
         self.records_of: Callable[[Numbers], Numbers] = lambda drawn: drawn
-        self.randomness = _Draws(self, secret, rank)
-        self.session: Session | None = None
-        self.steps: list[Step] = []
-        self.after: State = {}
-        self.charged: tuple[Event, ...] = ()
-        self.failure: str | None = None
+        self.randomness: Randomness = _Draws(self, rank)
+        self._secret = Randomness(bytes([secret]) * KEY_BYTES, private=False)
+        self._session: Session | None = None
+        self._noise: Stream | None = None
+
+    @property
+    def recording(self) -> Recording:
+        """What was written down, as plain data."""
+        return Recording(self.steps, self.after, self.charged, self.failure)
 
     def watch(self, session: Session) -> None:
         """Follow `session` from now on."""
-        self.session = session
+        self._session = session
         apply = session.apply
 
         def watched(released: Released) -> object:
@@ -114,18 +65,17 @@ class Recorder:
 
     def finish(self) -> None:
         """Write down how the run ended."""
-        if self.session is not None:
-            self.after, self.charged = public_state(self.session), self._events()
+        if self._session is not None:
+            self.after, self.charged = public_state(self._session), self._events()
 
-    def states(self) -> list[State]:
-        """The public state before every step and at the end."""
-        return [*(step.before for step in self.steps), self.after]
-
-    def begin(self, noise: Stream) -> Step:
-        """A draw begins."""
-        assert self.session is not None
-        self.steps.append(Step(public_state(self.session), self._events(), noise))
-        return self.steps[-1]
+    def draw(self, streams: DrawStreams) -> DrawStreams:
+        """A draw begins with these streams. Its coins are looked at, and those of all records that are not common fall true."""
+        assert self._session is not None
+        self._noise = streams.noise
+        self.steps.append(Step(public_state(self._session), self._events()))
+        alone = len(self.steps) == LONE_STEP
+        coins = _Coins(streams.coins, self.steps[-1], self, alone)
+        return replace(streams, coins=coins, model=self._secret.next_draw().model)
 
     def read(self, indices: NDArray[np.int64]) -> None:
         """Records were read."""
@@ -134,8 +84,8 @@ class Recorder:
 
     def add_gaussian_noise(self, exact_sum: Tensor, standard_deviation: float, noise: Stream, divisor: float) -> Tensor:
         """Real noise, or the answer that was kept for this call."""
-        step, exact, own_stream = self.steps[-1], exact_sum.double().clone(), noise is self.steps[-1].noise
-        kept = None if self._kept is None else self._kept_answer(exact_sum)
+        step, exact, own_stream = self.steps[-1], exact_sum.double().clone(), noise is self._noise
+        kept = self._kept_answer(exact_sum)
         answer = mechanisms.add_gaussian_noise(exact_sum, standard_deviation, noise, divisor)
         if kept is not None:
             answer.data.copy_(kept)  # not counted as a write: in its form, too, the answer is a real one
@@ -158,25 +108,31 @@ class Recorder:
         if self._kept is not None:
             number, call = len(self.steps) - 1, len(step.choices)
             kept = self._kept.steps[number].choices if number < len(self._kept.steps) else []
-            if call >= len(kept) or len(kept[call].totals) != len(totals):
-                raise Diverged(f"selection {call + 1} of step {number + 1}, of {len(totals)} candidates, is a new one")
-            answer = kept[call].answer
-        step.choices.append(ChoiceCall(totals.clone(), release, answer, noise is step.noise))
+            if call < len(kept) and len(kept[call].totals) == len(totals):
+                answer = kept[call].answer
+            else:
+                self._diverge(f"selection {call + 1} of step {number + 1}, of {len(totals)} candidates, is a new one")
+        step.choices.append(ChoiceCall(totals.clone(), release, answer, noise is self._noise))
         return answer
 
-    def _kept_answer(self, exact_sum: Tensor) -> Tensor:
-        assert self._kept is not None
+    def _kept_answer(self, exact_sum: Tensor) -> Tensor | None:
+        if self._kept is None:
+            return None
         number, call = len(self.steps) - 1, len(self.steps[-1].calls)
         kept = self._kept.steps[number].calls if number < len(self._kept.steps) else []
-        if call >= len(kept) or kept[call].answer.shape != exact_sum.shape:
-            raise Diverged(
-                f"noise call {call + 1} of step {number + 1}, of shape {tuple(exact_sum.shape)}, is a new one"
-            )
-        return kept[call].answer
+        if call < len(kept) and kept[call].answer.shape == exact_sum.shape:
+            return kept[call].answer
+        self._diverge(f"noise call {call + 1} of step {number + 1}, of shape {tuple(exact_sum.shape)}, is a new one")
+        return None
+
+    def _diverge(self, text: str) -> None:
+        """D′ asks for what D had not asked for: there is nothing to hand out, and it goes on with answers of its own. To raise would let
+        other processes of the run wait."""
+        self.failure, self._kept = self.failure or text, None
 
     def _events(self) -> tuple[Event, ...]:
-        assert self.session is not None
-        account = self.session.account
+        assert self._session is not None
+        account = self._session.account
         return () if account.run is None else tuple(account.ledger.events(account.run))
 
 
@@ -195,21 +151,12 @@ def _form(tensor: Tensor) -> tuple[object, ...]:
 class _Draws(Randomness):
     """Reproducible streams, in which the last record is always drawn."""
 
-    def __init__(self, recorder: Recorder, secret: int, rank: int):
+    def __init__(self, recorder: Recorder, rank: int):
         super().__init__(bytes([rank]) * KEY_BYTES, private=False)
         self._recorder = recorder
-        self._secret = Randomness(bytes([secret]) * KEY_BYTES, private=False)
 
     def next_draw(self) -> DrawStreams:
-        streams = super().next_draw()
-        step = self._recorder.begin(streams.noise)
-        alone = len(self._recorder.steps) == LONE_STEP
-        return DrawStreams(
-            _Coins(streams.coins, step, self._recorder, alone),
-            streams.noise,
-            self._secret.next_draw().model,
-            streams.views,
-        )
+        return self._recorder.draw(super().next_draw())
 
 
 class _Coins(Stream):

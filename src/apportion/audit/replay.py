@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,12 +33,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from apportion import validate
 from apportion.audit.audited_owners import AuditedOwners
-from apportion.audit.neighbours import Neighbour, neighbours, outlier_of, records_with
-from apportion.audit.recorded_ranks import RecordedRanks, inspect_ranks, run_watched
+from apportion.audit.neighbour_audit import RECORDS, NeighbourAudit, NewRecorder, one_recorder
+from apportion.audit.neighbours import neighbours, outlier_of, records_with
+from apportion.audit.recorded_ranks import RecordedProcesses, RecordedTurns, run_watched
 from apportion.audit.recorder import LONE_STEP, Recorder
-from apportion.audit.replay_comparison import Declared, compare, distances, inspect_noise, inspect_run
-from apportion.audit.replay_report import SHARP, Finding, Measured, ReplayReport
-from apportion.audit.state import differences
+from apportion.audit.replay_report import SHARP, ReplayReport
+from apportion.audit.sharded_start import ShardedStart, find_start
 from apportion.budget import Budget, Group, Public, Record
 from apportion.channel_norm import ChannelNorm
 from apportion.curator.curator import Curator, LossFunction
@@ -46,6 +47,7 @@ from apportion.curator.owners import Owners
 from apportion.curator.records import Batch, Records, as_records
 from apportion.curator.tree import map_tensors
 from apportion.curator.views import Views
+from apportion.distributed.process_group import find_ranks
 from apportion.domain import Domain
 from apportion.errors import InvalidArgument, UnsupportedModel
 from apportion.execution import Execution, Mode
@@ -66,8 +68,6 @@ from apportion.training.record_loss import Reduction
 from apportion.training.session import Setup
 from apportion.usable import UsableCheck
 
-RECORDS = 12
-"""How many records the data sets share."""
 SAMPLE_RATE = 0.5
 POPULATION = 2_000
 """What is declared. Strategies that divide a step's budget by the batch size would find twelve records too few."""
@@ -82,8 +82,12 @@ Loop = Callable[[Private], object]
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
-    """What is audited: everything but the data."""
+class TrainingSubject:
+    """A model, how it is trained, and a plan.
+
+    Args:
+        sharded: of a model that is divided between processes, its weights at the start.
+    """
 
     model: nn.Module
     loss_fn: LossFunction | None
@@ -92,30 +96,34 @@ class Subject:
     optimizer: str | OptimizerFactory
     lr: float
     scheduler: Callable[[Optimizer], LRScheduler] | None
-    validation: Public
     plan: Plan
     execution: Execution
     engine: EngineChoice
     domain: Domain
     views: Views | None
+    sharded: ShardedStart | None = None
+
+    @property
+    def foreign(self) -> str:
+        return "model" if self.loop is None else "loop"
 
     def run(
         self, common: Batch, last: Batch | None, recorder: Recorder, *, readable: bool = True, group: int = 0
     ) -> None:
-        """Take all steps on `common` and `last`, whose owner is in `group`, from the same start every time."""
         audited = AuditedOwners.of(self.plan.budget, RECORDS, last=last is not None, group=group)
         recorder.common = audited.common
 
         def run(recorder: Recorder, ranks: Ranks) -> None:
             records = records_with(common, last, recorder.read, readable, audited.copies)
-            self._run(records, audited.owners, recorder, ranks)
+            self._run(records, common, audited.owners, recorder, ranks)
 
-        run_watched(recorder, audited.owners, self.execution.noise_from, run)
+        run_watched(recorder, audited.owners, run)
 
-    def _run(self, records: Records, owners: Owners, recorder: Recorder, ranks: Ranks) -> None:
+    def _run(self, records: Records, common: Batch, owners: Owners, recorder: Recorder, ranks: Ranks) -> None:
         """Take all steps, as one of the ranks or alone."""
-        model = copy_model(self.model)
-        optimizer = build_optimizer(model, self.optimizer, self.lr)
+        shards = None if self.sharded is None else self.sharded.again()
+        model = copy_model(self.model) if shards is None else shards.whole
+        optimizer = build_optimizer(model if shards is None else shards.model, self.optimizer, self.lr)
         records.views = self.views
         setup = Setup(
             model=model,
@@ -127,11 +135,12 @@ class Subject:
             execution=self.execution,
             randomness=recorder.randomness,
             scheduler=None if self.scheduler is None else self.scheduler(optimizer),
-            validation=self.validation,
+            validation=Public(common),
             domain=self.domain,
             own_loop=self.loop is not None,
             build_curator=partial(Curator, mechanisms=recorder),
-            ranks=ranks,
+            ranks=ranks if shards is None else find_ranks(shards=shards),
+            shards=shards,
         )
         session = open_session(setup)
         recorder.watch(session)
@@ -184,6 +193,9 @@ def replay(
         loss_reduction, scheduler: for such a loop, as in `make_private`; the scheduler as a function of the optimiser.
         ranks: replay a run of so many ranks, which take turns in this process: what they release together is audited.
 
+    Of a model that `fully_shard` has divided the ranks are the processes of the group. All of them call `replay` with the same arguments,
+    and get the same report; the records are those of the first.
+
     Returns:
         A `ReplayReport`: `report.ok`, `report.findings`, `report.require()`.
 
@@ -203,14 +215,10 @@ def replay(
     records = as_records(data)
     if not isinstance(model, nn.Module):
         raise InvalidArgument("model", model, f"it is a {type(model).__name__}", "Pass a torch.nn.Module")
-    subject_model, silenced = without_dropout(model)  # masks would differ with the number of records
+    sharded = find_start(model, ranks)
+    subject_model, silenced = without_dropout(model if sharded is None else sharded.whole)  # masks would differ
     choice = _engine(engine, subject_model, None if loop else loss_fn, records)
-    everyone = records.batch(np.arange(RECORDS + 1) % len(records))
-    common, record = (
-        map_tensors(lambda tensor, part=part: tensor[part], everyone) for part in (slice(RECORDS), slice(RECORDS, None))
-    )
-    budget = audited_budget(plan, recipe)
-    subject = Subject(
+    subject = TrainingSubject(
         model=subject_model,
         loss_fn=loss_fn,
         loop=loop,
@@ -218,10 +226,9 @@ def replay(
         optimizer=optimizer or replayed_optimizer(recipe),
         lr=lr,
         scheduler=scheduler,
-        validation=Public(common),
         plan=audited_plan(
             recipe,
-            budget,
+            audited_budget(plan, recipe),
             steps,
             counted=not isinstance(plan, Plan) or plan.usable is not None,
             norm=plan.norm if isinstance(plan, Plan) else None,
@@ -230,11 +237,10 @@ def replay(
         engine=choice,
         domain=expected_domain(None, subject_model, None if loop else loss_fn, records),
         views=records.views,
+        sharded=sharded,
     )
-    with torch.random.fork_rng(devices=[]):
-        outlier = outlier_of(subject.model, None if loop else loss_fn, subject.engine, common, record)
-        pairs = neighbours(record, outlier, broken=loop is None)
-        report = NeighbourAudit(subject, common, record, ranks).report(pairs)
+    with torch.random.fork_rng(devices=[]), nullcontext() if sharded is None else sharded.kept():
+        report = _report(subject, records, ranks)
     notes = [f"dropout was switched off to make the runs comparable: {', '.join(silenced)}"] if silenced else []
     if loop is not None:
         notes.append(
@@ -246,6 +252,31 @@ def replay(
             "loose would not have been seen. Audit with a smaller threshold as well"
         )
     return replace(report, notes=tuple(notes))
+
+
+def _report(subject: TrainingSubject, records: Records, ranks: int) -> ReplayReport:
+    """Run the subject on neighbours that are made of these records."""
+    loss_fn = None if subject.loop else subject.loss_fn
+    common, record = shared_and_last(records)
+    outlier = outlier_of(subject.model, loss_fn, subject.engine, common, record)
+    pairs = neighbours(record, outlier, broken=subject.loop is None)
+    new_recorder: NewRecorder = one_recorder
+    if subject.sharded is not None:
+        processes, division = subject.sharded.ranks, subject.sharded.division
+        common, record, pairs = processes.agree((common, record, pairs))
+        new_recorder = partial(RecordedProcesses, RECORDS, ranks=processes, division=division)
+    elif ranks > 1:
+        new_recorder = partial(RecordedTurns, RECORDS, count=ranks, noise_from=subject.execution.noise_from)
+    return NeighbourAudit(subject, common, record, new_recorder).report(pairs)
+
+
+def shared_and_last(records: Records) -> tuple[Batch, Batch]:
+    """The records that all data sets of an audit share, and one more."""
+    everyone = records.batch(np.arange(RECORDS + 1) % len(records))
+    common, record = (
+        map_tensors(lambda tensor, part=part: tensor[part], everyone) for part in (slice(RECORDS), slice(RECORDS, None))
+    )
+    return common, record
 
 
 def audited_budget(plan: Plan | Recipe | str, recipe: Recipe) -> Budget:
@@ -289,103 +320,3 @@ def _engine(wanted: Mode | None, model: nn.Module, loss_fn: LossFunction | None,
     except UnsupportedModel:
         require_trainable(model, loss_fn, data)
         return EngineChoice(wanted)
-
-
-class NeighbourAudit:
-    """Runs one subject on pairs of neighbours."""
-
-    def __init__(self, subject: Subject, common: Batch, record: Batch, ranks: int = 1):
-        self._subject, self._common, self._record, self._ranks = subject, common, record, ranks
-        plan = subject.plan
-        leaves_out = isinstance(plan.recipe.people, IndividualFilter)
-        self._declared = Declared(subject.model, plan.expected_batch_size, plan.budget.unit.coins_per_unit, leaves_out)
-        self._findings: list[Finding] = []
-        self._measured: list[Measured] = []
-        self._runs: list[Recorder] = []
-
-    def report(self, pairs: tuple[Neighbour, ...]) -> ReplayReport:
-        """Record on D with and without the last record, then replay on every neighbour; its owner in every group."""
-        for group in range(len(self._subject.plan.budget.groups) or 1):
-            self._report_group(pairs, group)
-        runs = self._runs
-        return ReplayReport(
-            findings=tuple(self._findings),
-            neighbours=tuple(self._measured),
-            steps=sum(len(run.steps) for run in runs),
-            noise_calls=sum(len(step.calls) for run in runs for step in run.steps),
-            state_entries=sum(len(state) for run in runs for state in run.states()),
-        )
-
-    def _report_group(self, pairs: tuple[Neighbour, ...], group: int) -> None:
-        groups = self._subject.plan.budget.groups
-        suffix = f", group {groups[group].name}" if groups else ""
-        present = self._recorder()
-        self._watched(present, self._record, group, forgiving=False)
-        if group == 0:
-            self._require_comparable(present)
-        absent = self._recorder()
-        self._watched(absent, None, group)
-        for name, last, run in (("D", False, absent), ("D with a record more", True, present)):
-            size = self._coins(last, group)
-            self._findings += inspect_run(run, name + suffix, self._declared, size)
-            self._findings += inspect_noise(run, name + suffix)
-            self._findings += inspect_ranks(run, name + suffix)
-        for pair in pairs:
-            before = absent if pair.before is None else present
-            after = self._recorder(before)
-            self._watched(after, pair.after, group, readable=pair.readable)
-            found, ratio = self._judge(replace(pair, name=pair.name + suffix), before, after, group)
-            self._findings += found
-            self._measured.append(Measured(pair.name + suffix, ratio, len(found)))
-            self._runs.append(after)
-
-    def _recorder(self, kept: Recorder | None = None, secret: int = 0) -> Recorder:
-        return (
-            Recorder(RECORDS, kept, secret) if self._ranks == 1 else RecordedRanks(RECORDS, kept, secret, self._ranks)
-        )
-
-    def _coins(self, last: bool, group: int) -> int:
-        return AuditedOwners.of(self._subject.plan.budget, RECORDS, last=last, group=group).owners.coins
-
-    def _judge(self, pair: Neighbour, before: Recorder, after: Recorder, group: int) -> tuple[list[Finding], float]:
-        size = self._coins(pair.after is not None, group)
-        found = [*inspect_run(after, pair.name, self._declared, size), *compare(before, after, pair.name)]
-        measured = list(distances(before, after, pair.multiple, self._declared, group))
-        found += [distance.finding(pair.name) for distance in measured if not distance.within]
-        found += inspect_ranks(after, pair.name)
-        return found, max((distance.ratio for distance in measured if distance.tells), default=0.0)
-
-    def _watched(
-        self,
-        recorder: Recorder,
-        last: Batch | None,
-        group: int = 0,
-        *,
-        readable: bool = True,
-        forgiving: bool = True,
-        seed: int = 0,
-    ) -> None:
-        """Run, and keep an exception as what it is here: an observation."""
-        torch.manual_seed(seed)
-        try:
-            self._subject.run(self._common, last, recorder, readable=readable, group=group)
-        except Exception as error:
-            if not forgiving:
-                raise
-            recorder.failure = f"{type(error).__name__}: {error}"
-        recorder.finish()
-
-    def _require_comparable(self, first: Recorder) -> None:
-        """The same data with other secret random bits must give the same sums, or a difference would mean nothing."""
-        again = self._recorder(first, secret=1)
-        self._watched(again, self._record, seed=1)
-        moved = [distance.measured for distance in distances(first, again, 1.0, self._declared)]
-        states = zip(first.states(), again.states(), strict=False)
-        public = {path for one, other in states for path in differences(one, other)} - {"generator"}
-        if again.failure is not None or public or any(distance > 1e-5 for distance in moved):
-            raise InvalidArgument(
-                "model" if self._subject.loop is None else "loop",
-                type(self._subject.model).__name__,
-                "it draws random numbers of its own besides dropout, or remembers earlier runs, so that two runs cannot be compared",
-                "Audit it with that switched off",
-            )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from scipy.stats import chi2
 from torch import nn
 
-from apportion.audit.recorder import ChoiceCall, Recorder, Step
+from apportion.audit.recording import ChoiceCall, NoiseCall, Recording, Step
 from apportion.audit.replay_report import Finding, Kind
 from apportion.audit.state import differences
 from apportion.curator.clipping import group_names
@@ -22,6 +22,11 @@ from apportion.request import Request
 _ROUNDING = 1e-9  # float64 sums of a few records
 _RAMP_ROUNDING = 1e-5  # of a dozen other records, whose norms move in the last bit when they run in another micro-batch
 _CHANCE = 1e-9  # probability that sound noise is called unsound
+_HEAD, _ALIKE = (
+    3,
+    1e-4,
+)  # numbers by which two noises are compared, and how far they may differ; answers may be rounded to float32
+_NEAREST = 3  # of the sorted first numbers, so many of the next are looked at
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,12 @@ class Declared:
         ]
         return gradient + [(statistic, "") for statistic in request.statistics]
 
+    def shape(self, name: str) -> torch.Size:
+        """Of a trained parameter."""
+        return trained_parameters(self.model)[name].shape
 
-def inspect_run(run: Recorder, neighbour: str, declared: Declared, size: int) -> Iterator[Finding]:
+
+def inspect_run(run: Recording, neighbour: str, declared: Declared, size: int) -> Iterator[Finding]:
     """What a single run shows: each draw charged, tossed fairly, noised as charged, and handed out as noised.
 
     Args:
@@ -105,6 +114,7 @@ def _inspect_answer(
             right = tuple(call.answer.view(-1).tolist()) == released.answer_to(release)
         else:
             right = torch.equal(_restored(release, name, call.answer, released.gradient[name]), released.gradient[name])
+            right = right and released.gradient[name].shape == declared.shape(name)  # also where ranks have parts of it
         # rounded once, at the very end; in a frame the end is later
         allowed = {torch.float64} if not name or _frame(release) else {torch.float64, released.gradient[name].dtype}
         divisor = declared.expected_batch_size if name else _declared_weight(released.request, declared)
@@ -151,14 +161,9 @@ def _frame(release: Noised) -> Frame | None:
     return release.frame if isinstance(release, ClippedSum) else None
 
 
-def inspect_noise(run: Recorder, neighbour: str) -> Iterator[Finding]:
-    """Whether the noise that was really added has the declared size: Σ((noisy − exact)/s)² against χ²."""
-    residuals = [
-        ((call.answer * call.divisor - call.exact_sum) / call.standard_deviation).flatten()
-        for step in run.steps
-        for call in step.calls
-    ]
-    normals = torch.cat([torch.zeros(0, dtype=torch.float64), *residuals])
+def inspect_noise(run: Recording, neighbour: str) -> Iterator[Finding]:
+    """Whether the noise that was really added has the declared size, Σ((noisy − exact)/s)² against χ², and is used once."""
+    normals = torch.cat([torch.zeros(0, dtype=torch.float64), *map(_normals, _all_calls(run))])
     if not len(normals):
         return
     total, count = float(normals.square().sum()), len(normals)
@@ -166,9 +171,27 @@ def inspect_noise(run: Recorder, neighbour: str) -> Iterator[Finding]:
         measured = math.sqrt(total / count)
         text = f"the noise has {measured:.3g} times the declared standard deviation ({count} numbers)"
         yield Finding(neighbour, "noise", text, None, None, measured, 1.0)
+    if _repeated([_normals(call) for part in run.parts or [run] for call in _all_calls(part)]):
+        yield Finding(neighbour, "noise", "two noise calls, of one rank or of two, have the same noise")
 
 
-def compare(before: Recorder, after: Recorder, neighbour: str) -> Iterator[Finding]:
+def _all_calls(run: Recording) -> list[NoiseCall]:
+    return [call for step in run.steps for call in step.calls]
+
+
+def _normals(call: NoiseCall) -> torch.Tensor:
+    return ((call.answer * call.divisor - call.exact_sum) / call.standard_deviation).flatten()
+
+
+def _repeated(noises: Sequence[torch.Tensor]) -> bool:
+    """Whether two of these begin alike. That independent ones do has a probability of 10⁻¹³ for each pair."""
+    heads = torch.stack([noise[:_HEAD] for noise in noises if len(noise) >= _HEAD] or [torch.zeros(_HEAD)])
+    heads = heads[heads[:, 0].argsort()]
+    near = (heads[1 + shift :] - heads[: -1 - shift] for shift in range(_NEAREST))
+    return any(bool((gaps.abs() < _ALIKE).all(1).any()) for gaps in near)
+
+
+def compare(before: Recording, after: Recording, neighbour: str) -> Iterator[Finding]:
     """What tells the runs on D and D′ apart although both handed out the same noisy values. Each kind is told once."""
     if before.failure != after.failure:
         text = f"D: {before.failure or 'no exception'}; neighbour: {after.failure or 'no exception'}"
@@ -224,7 +247,7 @@ class Distance:
 
 
 def distances(
-    before: Recorder, after: Recorder, multiple: float, declared: Declared, group: int = 0
+    before: Recording, after: Recording, multiple: float, declared: Declared, group: int = 0
 ) -> Iterator[Distance]:
     """‖S_j(D) − S_j(D′)‖ against multiple·s_p·Δ_j for each release j, and √(Σ_j (‖…‖/s_j)²) against multiple/z_p of what was charged.
 

@@ -20,7 +20,8 @@ _TORCH_OWN = frozenset(vars(nn.Module()))  # hooks and registries; parameters an
 
 
 def public_state(session: Session) -> State:
-    """Weights, buffers and whatever else modules remember, optimiser, scheduler, strategies, plan and history.
+    """Weights, buffers and whatever else modules remember, optimiser, scheduler, strategies, plan and history. Of a model that is divided
+    between ranks the parts of this one, and the weights that were gathered from all.
 
     Of `train` also torch's global generator, from which public decisions may be drawn; a loop of a person's own may use it up.
     """
@@ -31,6 +32,8 @@ def public_state(session: Session) -> State:
         name: {key: value for key, value in vars(module).items() if key not in _TORCH_OWN}
         for name, module in session.model.named_modules()
     }
+    if session.weights.shapes is not None:
+        content["gathered"] = dict(session.model.named_parameters())
     if not session.own_loop:
         content["generator"] = torch.get_rng_state()
     _write(state, "", content, frozenset())
@@ -48,6 +51,10 @@ def _write(state: State, path: str, value: Any, above: frozenset[int]) -> None:
         return
     above |= {id(value)}
     if isinstance(value, Tensor):
+        value = value.to_local() if hasattr(value, "to_local") else value
+        if value.is_meta:
+            state[path] = "with another rank"
+            return
         raw = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
         state[path] = f"{value.dtype} {tuple(value.shape)} {_digest(raw)}"
     elif isinstance(value, np.ndarray):

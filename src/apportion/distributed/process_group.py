@@ -153,9 +153,11 @@ class ProcessGroupRanks:
     def copy_first(self, tensors: Iterable[Tensor]) -> None:
         with explained_loss(AGAIN):
             for tensor in tensors:
-                sent = tensor.detach().to(self._device)
+                sent = tensor.detach().to(self._device, copy=True)
                 self._link.broadcast(sent, 0)
-                tensor.detach().copy_(sent)
+                sent = sent.to(tensor.device)
+                if not torch.equal(tensor, sent):  # a write to a buffer would have the model proved anew
+                    tensor.detach().copy_(sent)
 
     def add_up(self, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
         pending: list[tuple[list[Tensor], Tensor, Any]] = []

@@ -19,16 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from apportion import validate
+from apportion.audit.neighbour_audit import RECORDS, NeighbourAudit
 from apportion.audit.neighbours import Neighbour
 from apportion.audit.recorder import LONE_STEP, Recorder
-from apportion.audit.replay import (
-    RECORDS,
-    NeighbourAudit,
-    audited_budget,
-    audited_plan,
-    audited_recipe,
-    replayed_optimizer,
-)
+from apportion.audit.replay import audited_budget, audited_plan, audited_recipe, replayed_optimizer
 from apportion.audit.replay_comparison import distances
 from apportion.audit.replay_report import SHARP, ReplayReport
 from apportion.budget import Public, User

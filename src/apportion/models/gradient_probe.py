@@ -16,8 +16,7 @@ layers *again in the backward pass* is outside that time and finds the layers' o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +65,7 @@ def run_engine(
         losses = sum_outputs(outputs) if loss_fn is None else engine.record_losses(loss_fn, outputs, targets)
         engine.require_own_parameters(losses.sum())
         (factor * losses.sum()).backward()
+    del outputs, losses  # and what they hold, which is as large as the model for each record
     return engine.gradients()
 
 
@@ -101,12 +101,14 @@ class GradientProbe:
             return choice.mode == "vmap" or self._matches(choice, self.pair, self._expected)
         if not self._matches(choice, self.pair, self._expected):
             return False
-        return all(self._matches(choice, *reference) for reference in self._references) and self._scales(choice)
+        pair, alone = self.pair, self._expected
+        for pair, alone in self._references():
+            if not self._matches(choice, pair, alone):
+                return False
+        return self._scales(choice, pair, alone)
 
-    @cached_property
-    def _references(self) -> list[tuple[Pair, Tensor]]:
-        """Batches, and the summary of what their records give alone."""
-        found: list[tuple[Pair, Tensor]] = []
+    def _references(self) -> Iterator[tuple[Pair, Tensor]]:
+        """Batches, and the summary of what their records give alone. One at a time: each is twice as large as the model."""
         for kind in ("plain", *other_batch_kinds(self._inputs)):
             pairs = [self.pair] if kind == "plain" else synthetic_pairs(self._inputs, self._target, self._model, kind)
             for pair in pairs:
@@ -116,15 +118,13 @@ class GradientProbe:
                     continue
                 assert isinstance(rows, Mapping)
                 for batch in _BATCHES if kind == "plain" else _BATCHES[:1]:
-                    alone = {name: row[batch] for name, row in rows.items()}
-                    found.append((select_records(pair, batch), summarise_gradients(alone, batch, self._dtype)))
+                    yield select_records(pair, batch), summarise_gradients(rows, batch, self._dtype)
+                del rows  # before those of the next kind are made
                 break
-        return found
 
-    def _scales(self, choice: EngineChoice) -> bool:
+    def _scales(self, choice: EngineChoice, pair: Pair, alone: Tensor) -> bool:
         """Whether the engine also agrees for a much larger loss. Gradients nearly always grow with the loss. Where hooks limit them, all
         factors in between are compared, because what is limited vanishes beside what is not."""
-        pair, alone = self._references[-1]
         return tensors_agree(self._summary(choice, pair, _LOSS_FACTORS[-1]), alone, _LOOSENESS) or all(
             self._matches(choice, pair, self._summary("loop", pair, factor), factor) for factor in (1.0, *_LOSS_FACTORS)
         )
@@ -151,12 +151,17 @@ def summarise_gradients(gradients: Gradients | Rows, records: Sequence[int], dty
     """What clipping uses of the records' gradients: norms, and two weighted sums that tell records apart.
 
     In one vector, so that rounding is measured against the whole: the gradient of one weight may be nothing but rounding.
+
+    Args:
+        gradients: of some records.
+        records: of which of them the batch consists, in its order; some may be there twice.
     """
     with torch.no_grad():
-        given = as_gradients(gradients)
+        given, chosen = as_gradients(gradients), torch.tensor(records)
         norms, places = given.squared_norms(), torch.arange(len(records), dtype=torch.float64)
-        values = [norm.sqrt().cpu().double().to(dtype) for norm in norms.values()]
-        for weights in (0.5**places, torch.cos(3 * places + 0.7)):
+        values = [norm.sqrt().cpu().double()[chosen].to(dtype) for norm in norms.values()]
+        for by_place in (0.5**places, torch.cos(3 * places + 0.7)):
+            weights = torch.zeros(len(given), dtype=torch.float64).index_add_(0, chosen, by_place)
             sums = given.weighted_sums(dict.fromkeys(norms, weights))
             for name in list(sums):  # freed one by one: all are as large as the model
                 values.append(sums.pop(name).cpu().double().flatten().to(dtype))

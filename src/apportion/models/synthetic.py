@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -24,6 +25,8 @@ Tree = Any
 """One record, or a batch of them: a tensor, or a tuple, list or dict of these."""
 RECORDS = 3
 """In a synthetic batch: two could hide mixing that is symmetric in its pair."""
+COMPARED_NUMBERS = 1 << 20
+"""Of two tensors, that are compared at a time: memory does not grow with the model."""
 Kind = Literal["plain", "tokens", "padded", "kept"]
 _RECORD_INTEGERS = ((0, 1, 2), (0, 1, 1), (3, 2, 1), (0, 0, 0))
 """Of integers: the record's number; for models that know fewer words or classes; for lengths, which are not 0 and often fall; only 0."""
@@ -248,10 +251,12 @@ def tensors_agree(
     tolerance = max({torch.float64: 1e-8, torch.float32: 1e-4}.get(one, 5e-2) for one in types) * looseness
     if expected.is_cuda:
         tolerance = max(tolerance, 1e-2)  # convolutions may use TF32, with 10 bits
-    finite = expected.detach()[torch.isfinite(expected)].abs()
+    parts = [tensor.detach().reshape(-1).split(COMPARED_NUMBERS) for tensor in (actual, expected)]
+    finite = (part[torch.isfinite(part)].abs() for part in parts[1])
     # Not below 1e-3, as numbers that should be zero are nothing but rounding.
-    scale = max(float(finite.max()), 1e-3) if finite.numel() else 0.0
-    return torch.allclose(actual, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+    scale = max((max(float(part.max()), 1e-3) for part in finite if part.numel()), default=0.0)
+    close = partial(torch.allclose, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+    return all(map(close, *parts))
 
 
 def bitwise_equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -7,7 +7,8 @@ Clipping all parameters of a record together would need the norms of every stage
 stage are groups of their own (He et al. 2022, per-device clipping), so that nothing but activations and their gradients goes from one stage
 to the next. The plan, the price, the strategies, the ledger and the order of a request are those of `apportion.train`; `stages.py` has the
 model as one process knows it, `stage_vetting.py` what a stage must fulfil, `chunks.py` and `stage_runner.py` the way of a micro-batch
-through it, `pipeline_ranks.py` what the processes say to each other, and `pipeline_curator.py` the trust boundary.
+through it, `pipeline_ranks.py` what the processes say to each other, `pipeline_curator.py` the trust boundary, and
+`pipeline_replay.py` the audit on neighbouring data sets.
 """
 
 from typing import TYPE_CHECKING
@@ -15,9 +16,12 @@ from typing import TYPE_CHECKING
 from apportion.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from apportion.pipeline.pipeline_replay import replay
     from apportion.pipeline.pipeline_training import train
     from apportion.pipeline.stages import per_device
 
-__all__ = ["per_device", "train"]
+__all__ = ["per_device", "replay", "train"]
 
-__getattr__, __dir__ = lazy_names(__name__, {"pipeline_training": ("train",), "stages": ("per_device",)})
+__getattr__, __dir__ = lazy_names(
+    __name__, {"pipeline_replay": ("replay",), "pipeline_training": ("train",), "stages": ("per_device",)}
+)

@@ -17,7 +17,7 @@ from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.losses import LossFunction
 from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.gradients.reference import trained_parameters
-from apportion.curator.owners import Numbers, RecordOwners, owners_of
+from apportion.curator.owners import Numbers, Owners, RecordOwners, owners_of
 from apportion.curator.randomness import Randomness
 from apportion.curator.reader import Batch
 from apportion.curator.records import Records, as_records
@@ -98,7 +98,7 @@ def train(
         require_callable("log", log)
         loss_fn = as_loss(loss_fn)
         own = None if data is None else as_records(data)
-        _require_data(own, ranks)
+        require_data(own, ranks)
     setup = pipeline_setup(
         stage,
         loss_fn,
@@ -135,6 +135,8 @@ def pipeline_setup(
     randomness: Randomness,
     storage: Storage,
     domain: Domain | None = None,
+    owners: Owners | None = None,
+    proved: Proved | None = None,
     build_curator: Callable[..., PipelineCurator] = PipelineCurator,
 ) -> Setup:
     """What a pipelined run is opened with: the usual set-up, with the stage of this process in place of the model.
@@ -142,15 +144,17 @@ def pipeline_setup(
     Args:
         own: the records of this rank; `None` between the first and the last stage.
         optimizer: makes the optimiser for the stages.
+        owners: whose the records are, instead of what the plan's budget says of them, for audits.
+        proved: how the stage runs, if that is known, for audits that run it again and again.
         build_curator: makes the curator, for audits.
     """
-    execution = replace(execution, micro_batch=chunk_rows(execution, plan.expected_batch_size, ranks.count))
+    execution = in_chunks(execution, plan, ranks)
     rows = execution.physical_batch(plan.expected_batch_size)
     with ranks.joined():
-        said = None if own is None or ranks.rank else _records_facts(own, plan)
+        said = None if own is None or ranks.rank else _records_facts(own, owners or owners_of(own, plan.budget))
     facts = ranks.agree(said)
     assert facts is not None  # the first rank has records
-    inside, vetted = _vet_in_turn(stage, loss_fn, facts, rows, execution, ranks)
+    inside, vetted = proved or vet_in_turn(stage, loss_fn, facts.example, rows, execution, ranks)
     model = Stages(stage, ranks.rank, ranks.gather(skeleton_of(stage)))
     last = ranks.rank == ranks.count - 1
     with ranks.joined():
@@ -191,15 +195,19 @@ class _RecordsFacts:
     groups: Numbers | None
 
 
-def _records_facts(own: Records, plan: Plan) -> _RecordsFacts:
-    return _RecordsFacts(len(own), own.example, owners_of(own, plan.budget).coin_groups)
+def _records_facts(own: Records, owners: Owners) -> _RecordsFacts:
+    return _RecordsFacts(len(own), own.example, owners.coin_groups)
 
 
-def _vet_in_turn(
-    stage: nn.Module, loss_fn: LossFunction, facts: _RecordsFacts, rows: int, execution: Execution, ranks: PipelineRanks
-) -> tuple[Boundary | None, VettedStage]:
-    """Each stage tells the next one what it hands on. Returns what enters the stage of this process, and how it runs."""
-    inputs, target = facts.example
+Proved = tuple[Boundary | None, VettedStage]
+"""What enters the stage of this process, and how it runs."""
+
+
+def vet_in_turn(
+    stage: nn.Module, loss_fn: LossFunction, example: Batch, rows: int, execution: Execution, ranks: PipelineRanks
+) -> Proved:
+    """Each stage tells the next one what it hands on. Called by all ranks, with one record of zeros."""
+    inputs, target = example
     boundaries: list[Boundary] = []
     for number in range(ranks.count):
         vetted = None
@@ -211,6 +219,11 @@ def _vet_in_turn(
                 found = boundaries[-1] if boundaries else None, vetted
         boundaries.append(ranks.gather(None if vetted is None else vetted.outside)[number])
     return found
+
+
+def in_chunks(execution: Execution, plan: Plan, ranks: PipelineRanks) -> Execution:
+    """With the number of rows in a chunk."""
+    return replace(execution, micro_batch=chunk_rows(execution, plan.expected_batch_size, ranks.count))
 
 
 def chunk_rows(execution: Execution, expected_batch_size: float, stages: int) -> int:
@@ -264,7 +277,8 @@ def require_pipelined(plan: Plan, storage: Storage, execution: Execution) -> Non
         raise InvalidArgument("execution.memory_limit", execution.memory_limit, reason, "Pass micro_batch")
 
 
-def _require_data(own: Records | None, ranks: PipelineRanks) -> None:
+def require_data(own: Records | None, ranks: PipelineRanks) -> None:
+    """Refuse records that the stage of this process cannot read as all others do, or their absence."""
     ends = ranks.rank in (0, ranks.count - 1)
     if ends and own is None:
         reason = f"rank {ranks.rank} reads {'inputs' if not ranks.rank else 'targets'} of the records"

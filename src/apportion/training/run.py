@@ -112,17 +112,24 @@ class Run:
         return report(self, path, title=title)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the run folder. The ledger of a run that was started with `Storage(folder)` is already there."""
-        if self._session.ranks.rank:
-            return Path(folder)
-        root, public = Path(folder), Path(folder) / "public"
-        self._save_ledger(root / LEDGER)
+        """Write the run folder. The ledger of a run that was started with `Storage(folder)` is already there.
+
+        Of a pipeline each rank writes the weights that it has, those of its stage: stage-0.safetensors and so on."""
+        root, public, rank = Path(folder), Path(folder) / "public", self._session.ranks.rank
+        staged = self._session.ranks.count > 1 and not self._session.ranks.divides_records
+        if rank and not staged:
+            return root
+        if rank == 0:
+            self._save_ledger(root / LEDGER)
         with explained(public):
             public.mkdir(parents=True, exist_ok=True)
-        facts = self.statement() | {
-            "weights_sha256": _save_weights(public / "weights.safetensors", self._session.model),
-            "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
+        if staged:
+            _save_weights(public / f"stage-{rank}.safetensors", self._session.model.get_submodule(str(rank)))
+        if rank:
+            return root
+        facts = self.statement() | {"written": datetime.now(UTC).isoformat(timespec="seconds")}
+        if not staged:
+            facts["weights_sha256"] = _save_weights(public / "weights.safetensors", self._session.model)
         if (averaged := self.averaged) is not None:
             facts["averaged_weights_sha256"] = _save_weights(public / "averaged.safetensors", averaged)
         _write_json(public / "configuration.json", self.configuration())

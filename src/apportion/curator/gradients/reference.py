@@ -44,7 +44,7 @@ class ReferenceGradients:
         self.module_state = ModuleState(self.scratch)
         self._structure = ModelStructure(model)
         self._frozen: dict[str, Tensor] = {}
-        self._copies: list[Mapping[str, Tensor]] | None = None
+        self._copies: list[dict[str, Tensor]] | None = None
         self._views = 1
 
     def forward(self, inputs: Any, views: int = 1) -> Any:
@@ -79,7 +79,8 @@ class ReferenceGradients:
         if self._copies is None:
             raise WrongOrder("no forward pass is open: call the private model on the batch before the step")
         copies, self._copies = self._copies, None
-        rows = {name: torch.cat([gradient_or_zeros(values[name]) for values in copies]) for name in copies[0]}
+        # each copy is let go of when its gradient was fetched: all are as large as the model
+        rows = {name: torch.cat([gradient_or_zeros(values.pop(name)) for values in copies]) for name in list(copies[0])}
         return {name: add_views(one, self._views) for name, one in rows.items()}
 
     def record_losses(self, loss_fn: LossFunction, outputs: Any, targets: Any) -> Tensor:
