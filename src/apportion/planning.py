@@ -138,9 +138,14 @@ class Plan:
         assert self.recipe.clip is not None
         return self.recipe.clip
 
-    @property
+    @cached_property
     def noise(self) -> NoiseSchedule | FeedbackNoise:
         return _require_noise(self.recipe)
+
+    @cached_property
+    def _feedback(self) -> FeedbackNoise | None:
+        """The noise, if it chooses from released values. To ask whether it does takes as long as a small layer."""
+        return self.noise if isinstance(self.noise, FeedbackNoise) else None
 
     @property
     def steps(self) -> int:
@@ -240,8 +245,8 @@ class Plan:
 
     def context(self, step: int, parameter_shapes: Mapping[str, tuple[int, ...]], noise_state: Any = None) -> Context:
         """The public facts at a step (1-based), with the multiplier that the noise chooses in `noise_state`, if it is one that does."""
-        noise = self.noise
-        if not isinstance(noise, FeedbackNoise):
+        noise = self._feedback
+        if noise is None:
             return self._context(step, self.multipliers[step - 1], parameter_shapes)
         before = self._context(step, self.scale, parameter_shapes)
         relative = validate.positive("noise.choose", noise.choose(noise_state, before), *_RELATIVE)
@@ -253,8 +258,8 @@ class Plan:
 
     def begin_noise(self, parameter_shapes: Mapping[str, tuple[int, ...]]) -> Any:
         """The state of the noise before the first step; `None` for a schedule, which has none."""
-        noise = self.noise
-        return noise.init(self._context(1, self.scale, parameter_shapes)) if isinstance(noise, FeedbackNoise) else None
+        noise = self._feedback
+        return None if noise is None else noise.init(self._context(1, self.scale, parameter_shapes))
 
     def request(self, context: Context, clip_state: Any, question: Question | None = None) -> Request:
         """The roles' parts of one draw, merged into the object that is both executed and priced.

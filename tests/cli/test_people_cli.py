@@ -79,7 +79,20 @@ def test_a_run_with_groups_keeps_every_budget(apportion, tmp_path):
 def test_a_run_by_users(apportion, tmp_path):
     ids = tmp_path / "ids.txt"
     ids.write_text("\n".join(str(number // 3) for number in range(1437)))
-    arguments = ("--unit", "user", "--epsilon", "5", "--population", "479", "--user-ids", str(ids), "--k-max", "2", "--sample-rate", "0.05")
+    arguments = (
+        "--unit",
+        "user",
+        "--epsilon",
+        "5",
+        "--population",
+        "479",
+        "--user-ids",
+        str(ids),
+        "--k-max",
+        "2",
+        "--sample-rate",
+        "0.05",
+    )
     code, shown, said = apportion(*TRAIN, *arguments, "--out", str(tmp_path / "run"))
     assert code == 0, said
     assert json.loads(shown.splitlines()[-1])["unit"] == "user"

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map
 from apportion.curator.clipping import Gradients, Rows, as_gradients
 from apportion.curator.gradients.engine import BuiltEngine, Engine, EngineChoice, build_engine
 from apportion.curator.gradients.losses import LossFunction
-from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.model_walk import trained_parameters
 from apportion.curator.tree import batch_size, call_model, map_tensors
 from apportion.errors import UnsupportedModel
 from apportion.execution import Mode
