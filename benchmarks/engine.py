@@ -66,6 +66,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, help=f"for each workload; {PROCESSES} if not quick")
     parser.add_argument("--rounds", type=int, help=f"in each process; {ROUNDS} if not quick")
     parser.add_argument("--batch-scale", type=float, default=1.0, help="smaller batches to try things out; not kept")
+    parser.add_argument("--threads", type=int, default=2, help="fewer on a busy machine; not kept")
     parser.add_argument("--write", action="store_true", help="measure nothing, write docs/performance.md")
     options = parser.parse_args()
     options.workloads = options.workloads or list(MORE if options.more else WORKLOADS)
@@ -85,12 +86,14 @@ def measure(name: str, options: argparse.Namespace) -> tuple[bool, bool]:
     record: dict[str, Any] = {"workload": name, "code": code(), **surroundings(), "rounds": options.rounds}
     record |= {"processes": [], "peak_mb": {}, "failed": {}}
     for _ in range(options.processes):
-        result = measuring.run("time", name, engines, rounds=options.rounds, scale=options.batch_scale)
+        result = measuring.run(
+            "time", name, engines, rounds=options.rounds, scale=options.batch_scale, threads=options.threads
+        )
         record["processes"].append(result["figures"])
         record["failed"].update(result["failed"])
     for engine in engines:
         if engine not in record["failed"]:
-            result = measuring.run("peak", name, [engine], scale=options.batch_scale)
+            result = measuring.run("peak", name, [engine], scale=options.batch_scale, threads=options.threads)
             record["peak_mb"].update(result["figures"])
             record["failed"].update(result["failed"])
     required = REQUIRED if name in WORKLOADS else ("sgd", *OURS)  # a peer may not know a model of another library
@@ -103,7 +106,7 @@ def measure(name: str, options: argparse.Namespace) -> tuple[bool, bool]:
     summary = summarise(record)
     for line in summary.lines():
         print(json.dumps(line) if options.json else text(line), flush=True)
-    if options.quick or options.batch_scale != 1:
+    if options.quick or options.batch_scale != 1 or options.threads != 2:
         return bool(broken), True
     if not broken:
         append(record)

@@ -4,7 +4,7 @@
 seconds for each record that was drawn, as Poisson batches differ in size. The scheduler tells how long the process's threads waited for
 a processor; a turn is *clean* if that is below 3 % of its time. The figure of an engine is the median of its clean turns, or of its five
 cleanest if fewer are clean, for a batch of the expected size. What these turns took of the processors is noted beside it: on a busy machine
-its ratios are more reliable.
+its ratios are more reliable, with one thread (threads that wait for each other work, too).
 
 **Memory.** What a few steps add, at their peak, to the memory of a process that has built model, records and engine, and has taken a step
 on eight records, so that all libraries are loaded.
@@ -45,9 +45,11 @@ def run(
     rounds: int = 1,
     scale: float = 1.0,
     micro_batch: int | None = None,
+    threads: int = THREADS,
 ) -> dict[str, Any]:
     """{"figures": {engine: ...}, "failed": {engine: reason}} of `task`, "time" or "peak", from a new process."""
     command = [sys.executable, __file__, task, workload, *engines, f"--rounds={rounds}", f"--scale={scale!r}"]
+    command.append(f"--threads={threads}")
     if micro_batch is not None:
         command.append(f"--micro-batch={micro_batch}")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -157,9 +159,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--micro-batch", type=int)
+    parser.add_argument("--threads", type=int, default=THREADS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(options.threads)
     workload = ALL[options.workload].scaled(options.scale)
     if options.micro_batch is not None:
         workload = replace(workload, micro_batch=options.micro_batch, pinned=True)
