@@ -271,7 +271,8 @@ class Plan:
         question = question or AskGradient()
         if not isinstance(question, AskGradient):
             return Request(rate, math.inf, size, (question,), self.factors, coins)
-        context = replace(context, noise_multiplier=context.noise_multiplier * question.noise)
+        if question.noise != 1:
+            context = replace(context, noise_multiplier=context.noise_multiplier * question.noise)
         releases = self.clip.propose(clip_state, context)
         if question.threshold != 1:
             releases = tuple(scale_threshold(release, question.threshold) for release in releases)
@@ -285,7 +286,8 @@ class Plan:
         noise_state = self.begin_noise(shapes)
         contexts = [self.context(step, shapes, noise_state) for step in range(1, self.steps + 1)]
         state = self.clip.init(contexts[0])
-        return [self.request(context, state).sums[0].threshold for context in contexts]
+        releases = (self.clip.propose(state, context) for context in contexts)
+        return [next(one.threshold for one in step if isinstance(one, ClippedSum)) for step in releases]
 
     def spending(self, points: int = POINTS, group: int | None = None) -> list[tuple[int, float]]:
         """(step, ε of the steps so far) at the first step, then evenly spaced up to the last; the whole price at each, if prices
