@@ -72,7 +72,16 @@ def gpt2_small_ish() -> nn.Module:
 
     return NextWord(
         GPT2LMHeadModel(
-            GPT2Config(vocab_size=GPT_WORDS, n_positions=PASSAGE, n_embd=512, n_layer=6, n_head=8, use_cache=False)
+            GPT2Config(
+                vocab_size=GPT_WORDS,
+                n_positions=PASSAGE,
+                n_embd=512,
+                n_layer=6,
+                n_head=8,
+                use_cache=False,
+                bos_token_id=None,
+                eos_token_id=None,
+            )
         )
     )
 
