@@ -7,6 +7,7 @@ residual network of the usual size. Weights are random and drop-out is as the li
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ class Classified(nn.Module):
         self.model = model
 
     def forward(self, words: Tensor) -> Tensor:
-        return self.model(input_ids=words).logits
+        return self.model(input_ids=words, attention_mask=torch.ones_like(words)).logits
 
 
 class NextWord(Classified):
@@ -115,6 +116,12 @@ def resnet18() -> nn.Module:
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 200))
 
 
+def _attend_apart(model: nn.Module) -> AbstractContextManager[None]:
+    from apportion.integrations.hugging_face import attend_apart
+
+    return attend_apart(model)
+
+
 def _numbers(length: int) -> Callable[[int], Tensor]:
     return lambda records: torch.randn(records, length)
 
@@ -125,8 +132,16 @@ MORE = {
         Workload("table", table, _numbers(100), 2, batch=1024, parameters=6_594),
         Workload("scatter-linear", lambda: nn.Linear(3969, 10), _numbers(3969), 10, batch=4096, parameters=39_700),
         Workload("logistic", lambda: nn.Linear(30, 2), _numbers(30), 2, batch=256, parameters=62),
-        Workload("bert-tiny", bert_tiny, tokens(BERT_WORDS, SENTENCE), 2, batch=64, parameters=4_725_378),
-        Workload("lora", lora, tokens(BERT_WORDS, SENTENCE), 2, batch=64, parameters=4_742_020),
+        Workload(
+            "bert-tiny",
+            bert_tiny,
+            tokens(BERT_WORDS, SENTENCE),
+            2,
+            batch=64,
+            parameters=4_725_378,
+            within=_attend_apart,
+        ),
+        Workload("lora", lora, tokens(BERT_WORDS, SENTENCE), 2, batch=64, parameters=4_742_020, within=_attend_apart),
         Workload(
             "gpt2-small-ish",
             gpt2_small_ish,
@@ -135,6 +150,7 @@ MORE = {
             batch=32,
             parameters=24_100_864,
             places=PASSAGE,
+            within=_attend_apart,
         ),
         Workload("resnet18", resnet18, images(3, 64, 64), 200, batch=64, parameters=11_279_112),
     )

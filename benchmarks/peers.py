@@ -162,6 +162,9 @@ class Apportion:
 
         inputs, targets = workload.records()
         self.model = workload.model()
+        if workload.within is not None:
+            self._within = workload.within(self.model)
+            self._within.__enter__()
         given = as_records((inputs, targets))
         self._drawn = 0
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,6 +35,7 @@ class Workload:
         parameters: how many the model has; checked whenever it is built.
         micro_batch: the most records that an engine handles at one time; all that were drawn if it is not given.
         pinned: ours handles so many, too. Otherwise it chooses by itself, as it would for anybody.
+        within: ours runs the model within this, as `apportion.integrations.fine_tune` would.
         places: targets of a record, one for each word of a text; a single one if it is not given.
     """
 
@@ -46,6 +48,7 @@ class Workload:
     micro_batch: int | None = None
     pinned: bool = False
     places: int | None = None
+    within: Callable[[nn.Module], AbstractContextManager[None]] | None = None
 
     @property
     def population(self) -> int:
