@@ -1,8 +1,9 @@
-"""The cost of a private step, ours against the peers, on eight workloads.
+"""The cost of a private step, ours against the peers, on eight workloads, and with --more on seven others.
 
     make bench                                            # builds .venv-bench with Opacus and runs this
     python benchmarks/engine.py --quick --json            # one process of three rounds; a line of JSON for each engine
     python benchmarks/engine.py --workloads b1,mlp
+    python benchmarks/engine.py --more                    # the seven of more_workloads.py
     python benchmarks/engine.py --write                   # only writes docs/performance.md from what was measured
 
 A step is all that one costs: draw, clip, noise, charge and update (peers.py). How it is measured stands in measuring.py. A full run starts
@@ -45,24 +46,30 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
+    from more_workloads import MORE
     from workloads import WORKLOADS
+
+    known = WORKLOADS | MORE
 
     def names(text: str) -> list[str]:
         chosen = text.split(",")
-        if unknown := set(chosen) - set(WORKLOADS):
-            raise argparse.ArgumentTypeError(f"{sorted(unknown)}; there are {', '.join(WORKLOADS)}")
+        if unknown := set(chosen) - set(known):
+            raise argparse.ArgumentTypeError(f"{sorted(unknown)}; there are {', '.join(known)}")
         return chosen
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", type=names, default=list(WORKLOADS), help="some of them, with commas between")
+    parser.add_argument("--workloads", type=names, help="some of them, with commas between")
+    parser.add_argument("--more", action="store_true", help="the workloads of more_workloads.py")
     parser.add_argument("--quick", action="store_true", help="one process, few rounds, required engines only")
     parser.add_argument("--required", action="store_true", help="required engines only")
     parser.add_argument("--json", action="store_true", help="print lines of JSON")
     parser.add_argument("--processes", type=int, help=f"for each workload; {PROCESSES} if not quick")
     parser.add_argument("--rounds", type=int, help=f"in each process; {ROUNDS} if not quick")
     parser.add_argument("--batch-scale", type=float, default=1.0, help="smaller batches to try things out; not kept")
+    parser.add_argument("--threads", type=int, default=2, help="fewer on a busy machine; not kept")
     parser.add_argument("--write", action="store_true", help="measure nothing, write docs/performance.md")
     options = parser.parse_args()
+    options.workloads = options.workloads or list(MORE if options.more else WORKLOADS)
     options.processes = options.processes or (1 if options.quick else PROCESSES)
     options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     return options
@@ -71,23 +78,26 @@ def parse() -> argparse.Namespace:
 def measure(name: str, options: argparse.Namespace) -> tuple[bool, bool]:
     """(whether a required engine could not run, whether all targets are met) of one workload."""
     import measuring
-    from peers import REQUIRED, engines_for
+    from peers import OURS, REQUIRED, engines_for
     from results import append, code, summarise
     from workloads import WORKLOADS
 
-    engines = engines_for(WORKLOADS[name], only_required=options.quick or options.required)
+    engines = engines_for(measuring.ALL[name], only_required=options.quick or options.required)
     record: dict[str, Any] = {"workload": name, "code": code(), **surroundings(), "rounds": options.rounds}
     record |= {"processes": [], "peak_mb": {}, "failed": {}}
     for _ in range(options.processes):
-        result = measuring.run("time", name, engines, rounds=options.rounds, scale=options.batch_scale)
+        result = measuring.run(
+            "time", name, engines, rounds=options.rounds, scale=options.batch_scale, threads=options.threads
+        )
         record["processes"].append(result["figures"])
         record["failed"].update(result["failed"])
     for engine in engines:
         if engine not in record["failed"]:
-            result = measuring.run("peak", name, [engine], scale=options.batch_scale)
+            result = measuring.run("peak", name, [engine], scale=options.batch_scale, threads=options.threads)
             record["peak_mb"].update(result["figures"])
             record["failed"].update(result["failed"])
-    broken = [engine for engine in REQUIRED if engine in record["failed"]]
+    required = REQUIRED if name in WORKLOADS else ("sgd", *OURS)  # a peer may not know a model of another library
+    broken = [engine for engine in required if engine in record["failed"]]
     for engine, reason in record["failed"].items():
         word = "error" if engine in broken else "left out"
         print(f"{word}: {engine} on {name}: {reason}", file=sys.stderr, flush=True)
@@ -96,7 +106,7 @@ def measure(name: str, options: argparse.Namespace) -> tuple[bool, bool]:
     summary = summarise(record)
     for line in summary.lines():
         print(json.dumps(line) if options.json else text(line), flush=True)
-    if options.quick or options.batch_scale != 1:
+    if options.quick or options.batch_scale != 1 or options.threads != 2:
         return bool(broken), True
     if not broken:
         append(record)
@@ -120,7 +130,8 @@ def surroundings() -> dict[str, str]:
 def text(line: dict[str, Any]) -> str:
     peak = "" if line["peak_mb"] is None else f"{line['peak_mb']:8.0f} MiB"
     best = f"{line['ratio_best']:8.2f} of the best SGD"
-    return f"{line['workload']:<12} {line['engine']:<24} {line['ratio']:8.2f} of SGD {best} {peak}"
+    worked = "" if line["ratio_cpu"] is None else f"{line['ratio_cpu']:8.2f} of its processor time"
+    return f"{line['workload']:<14} {line['engine']:<24} {line['ratio']:8.2f} of SGD {worked} {best} {peak}"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 **Time.** Engines take turns, A B C A B C, so that a slow moment hits all of them. A turn lasts at least a fifth of a second and gives the
 seconds for each record that was drawn, as Poisson batches differ in size. The scheduler tells how long the process's threads waited for
 a processor; a turn is *clean* if that is below 3 % of its time. The figure of an engine is the median of its clean turns, or of its five
-cleanest if fewer are clean, for a batch of the expected size.
+cleanest if fewer are clean, for a batch of the expected size. What these turns took of the processors is noted beside it: on a busy machine
+its ratios are more reliable, with one thread (threads that wait for each other work, too).
 
 **Memory.** What a few steps add, at their peak, to the memory of a process that has built model, records and engine, and has taken a step
 on eight records, so that all libraries are loaded.
@@ -26,9 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from more_workloads import MORE
 from peers import ENGINES, Engine, require_finite
 from workloads import WORKLOADS, Workload
 
+ALL = WORKLOADS | MORE
 THREADS = 2
 WARM_UP, CLEAN, ENOUGH, SHORTEST_TURN = 2, 0.03, 5, 0.2
 PEAK_STEPS = 2
@@ -42,9 +45,11 @@ def run(
     rounds: int = 1,
     scale: float = 1.0,
     micro_batch: int | None = None,
+    threads: int = THREADS,
 ) -> dict[str, Any]:
     """{"figures": {engine: ...}, "failed": {engine: reason}} of `task`, "time" or "peak", from a new process."""
     command = [sys.executable, __file__, task, workload, *engines, f"--rounds={rounds}", f"--scale={scale!r}"]
+    command.append(f"--threads={threads}")
     if micro_batch is not None:
         command.append(f"--micro-batch={micro_batch}")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -63,21 +68,22 @@ def run_delay() -> float:
     return nanoseconds / 1e9
 
 
-def turn(engine: Engine) -> tuple[float, float]:
-    """(seconds a record, share of the time spent waiting) of steps that together last long enough."""
-    drawn, waited, started = 0, run_delay(), time.perf_counter()
+def turn(engine: Engine) -> tuple[float, float, float]:
+    """(seconds a record, share of the time spent waiting, seconds of processors a record) of steps that together last long enough."""
+    drawn, waited, worked, started = 0, run_delay(), time.process_time(), time.perf_counter()
     while True:
         drawn += engine.step()
         seconds = time.perf_counter() - started
         if seconds >= SHORTEST_TURN and drawn:
-            return seconds / drawn, (run_delay() - waited) / seconds
+            return seconds / drawn, (run_delay() - waited) / seconds, (time.process_time() - worked) / drawn
 
 
-def figure(turns: list[tuple[float, float]]) -> tuple[float, int]:
-    """(median seconds a record of the clean turns, or of the cleanest few; how many were clean)."""
-    by_waiting = sorted(turns, key=lambda pair: pair[1])
-    clean = sum(waited < CLEAN for _, waited in turns)
-    return statistics.median(seconds for seconds, _ in by_waiting[: max(clean, ENOUGH)]), clean
+def figure(turns: list[tuple[float, float, float]]) -> tuple[float, float, int]:
+    """(median seconds a record of the clean turns, or of the cleanest few; the same of processors; how many were clean)."""
+    by_waiting = sorted(turns, key=lambda one: one[1])
+    clean = sum(waited < CLEAN for _, waited, _ in turns)
+    seconds, _, worked = zip(*by_waiting[: max(clean, ENOUGH)], strict=True)
+    return statistics.median(seconds), statistics.median(worked), clean
 
 
 def times(workload: Workload, names: list[str], rounds: int) -> dict[str, Any]:
@@ -91,17 +97,22 @@ def times(workload: Workload, names: list[str], rounds: int) -> dict[str, Any]:
         except Exception as error:
             engines.pop(name, None)
             failed[name] = _reason(error)
-    turns: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
+    turns: dict[str, list[tuple[float, float, float]]] = {name: [] for name in engines}
     for played in range(2 * rounds):
-        if played >= rounds and all(figure(turns[name])[1] >= min(rounds, ENOUGH) for name in engines):
+        if played >= rounds and all(figure(turns[name])[-1] >= min(rounds, ENOUGH) for name in engines):
             break
         for name, engine in engines.items():
             turns[name].append(turn(engine))
     figures = {}
     for name, engine in engines.items():
         require_finite(name, engine)
-        seconds, clean = figure(turns[name])
-        figures[name] = {"milliseconds": 1e3 * seconds * workload.batch, "clean": clean, "turns": len(turns[name])}
+        seconds, worked, clean = figure(turns[name])
+        figures[name] = {
+            "milliseconds": 1e3 * seconds * workload.batch,
+            "cpu_milliseconds": 1e3 * worked * workload.batch,
+            "clean": clean,
+            "turns": len(turns[name]),
+        }
     return {"figures": figures, "failed": failed}
 
 
@@ -143,15 +154,16 @@ def _reason(error: Exception) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=("time", "peak"))
-    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("workload", choices=ALL)
     parser.add_argument("engines", nargs="+", choices=ENGINES)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--micro-batch", type=int)
+    parser.add_argument("--threads", type=int, default=THREADS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    torch.set_num_threads(THREADS)
-    workload = WORKLOADS[options.workload].scaled(options.scale)
+    torch.set_num_threads(options.threads)
+    workload = ALL[options.workload].scaled(options.scale)
     if options.micro_batch is not None:
         workload = replace(workload, micro_batch=options.micro_batch, pinned=True)
     if options.task == "time":

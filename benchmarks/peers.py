@@ -74,14 +74,14 @@ class Vmap:
         self._workload = workload
         self._inputs, self._targets = workload.records()
         self.model = workload.model()
-        self._parameters = dict(self.model.named_parameters())
+        self._parameters = {name: one for name, one in self.model.named_parameters() if one.requires_grad}
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE)
 
         def loss(parameters: dict[str, Tensor], inputs: Tensor, target: Tensor) -> Tensor:
             outputs = torch.func.functional_call(self.model, parameters, (inputs.unsqueeze(0),))
             return functional.cross_entropy(outputs, target.unsqueeze(0))
 
-        self._rows = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
+        self._rows = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")
 
     def step(self) -> int:
         pieces = poisson_pieces(self._workload)
@@ -162,6 +162,9 @@ class Apportion:
 
         inputs, targets = workload.records()
         self.model = workload.model()
+        if workload.within is not None:
+            self._within = workload.within(self.model)
+            self._within.__enter__()
         given = as_records((inputs, targets))
         self._drawn = 0
 

@@ -1,5 +1,7 @@
 """The eight workloads of the benchmark: a model, records of the right shape, and the batch they are trained with.
 
+More are in more_workloads.py.
+
 The records are random: what a step costs does not depend on their values. The networks are the usual ones of the field, so that no
 engine is measured on what it was made for: the two MNIST networks and the CIFAR network of the papers on tempered sigmoids and on
 thresholds, the texts and names of Opacus's tutorials, a plain transformer, and a wide residual network with group normalisation.
@@ -7,8 +9,10 @@ thresholds, the texts and names of Opacus's tutorials, a plain transformer, and 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,6 +35,8 @@ class Workload:
         parameters: how many the model has; checked whenever it is built.
         micro_batch: the most records that an engine handles at one time; all that were drawn if it is not given.
         pinned: ours handles so many, too. Otherwise it chooses by itself, as it would for anybody.
+        within: ours runs the model within this, as `apportion.integrations.fine_tune` would.
+        places: targets of a record, one for each word of a text; a single one if it is not given.
     """
 
     name: str
@@ -41,6 +47,8 @@ class Workload:
     parameters: int
     micro_batch: int | None = None
     pinned: bool = False
+    places: int | None = None
+    within: Callable[[nn.Module], AbstractContextManager[None]] | None = None
 
     @property
     def population(self) -> int:
@@ -64,10 +72,12 @@ class Workload:
         assert count == self.parameters, f"{self.name} has {count:,} parameters, not {self.parameters:,}"
         return model
 
+    @functools.cache  # noqa: B019 - all engines of a process share them
     def records(self) -> tuple[Tensor, Tensor]:
         """(inputs, targets), the same at every call."""
         torch.manual_seed(1)
-        return self.inputs(self.population), torch.randint(self.classes, (self.population,))
+        shape = (self.population,) if self.places is None else (self.population, self.places)
+        return self.inputs(self.population), torch.randint(self.classes, shape)
 
     def scaled(self, scale: float) -> Workload:
         """The same with smaller or larger batches."""

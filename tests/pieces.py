@@ -22,6 +22,7 @@ BOOKS = {"accounting.chain._PAGE": 2}
 """Of ledgers."""
 WORK = {
     "execution.DEFAULT_MICRO_BATCH": 4,
+    "execution.SMALL_MICRO_BATCH": 4,
     "curator.clipping.FRAME_CHUNK_NUMBERS": 8,
     "curator.gradients.rounding.MAX_FLOAT32_TERMS": 16,
     "curator.gradients.layer_use.CHUNK_NUMBERS": 64,
@@ -79,6 +80,7 @@ HARMLESS = {
     "models.inspection._ROUNDS": "repeats a measurement of time",
     "models.memory.BASE_BYTES": "bytes of a prediction of memory; nothing is cut",
     "models.memory.DEFAULT_ACTIVATION_BYTES": "bytes, from which the size of a micro-batch follows: tests give it other sizes",
+    "models.memory.SMALL_ACTIVATION_BYTES": "which of two sizes is usual; both are made small",
     "models.memory.CONVOLUTION_FACTOR": "a factor of a prediction of memory; nothing is cut",
     "models.memory.LINEAR_FROM_BYTES": "bytes, from which the size of a micro-batch follows: tests give it other sizes",
     "curator.randomness.KEY_BYTES": _FORMAT,

@@ -165,6 +165,23 @@ def test_the_command_line_starts_without_torch():
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+def test_a_plan_is_made_on_the_command_line_without_torch():
+    asked = (
+        "plan --recipe abadi --epsilon 3 --delta 1e-5 --unit record --population 600 --batch-size 60 --steps 9 --json"
+    )
+    program = f"""
+import sys
+from apportion.cli import run
+sys.argv = ["apportion", *{asked.split()!r}]
+try:
+    run()
+except SystemExit as end:
+    assert not end.code, end.code
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
 def test_every_public_name_exists():
     import apportion
 

@@ -138,9 +138,14 @@ class Plan:
         assert self.recipe.clip is not None
         return self.recipe.clip
 
-    @property
+    @cached_property
     def noise(self) -> NoiseSchedule | FeedbackNoise:
         return _require_noise(self.recipe)
+
+    @cached_property
+    def _feedback(self) -> FeedbackNoise | None:
+        """The noise, if it chooses from released values. To ask whether it does takes as long as a small layer."""
+        return self.noise if isinstance(self.noise, FeedbackNoise) else None
 
     @property
     def steps(self) -> int:
@@ -240,8 +245,8 @@ class Plan:
 
     def context(self, step: int, parameter_shapes: Mapping[str, tuple[int, ...]], noise_state: Any = None) -> Context:
         """The public facts at a step (1-based), with the multiplier that the noise chooses in `noise_state`, if it is one that does."""
-        noise = self.noise
-        if not isinstance(noise, FeedbackNoise):
+        noise = self._feedback
+        if noise is None:
             return self._context(step, self.multipliers[step - 1], parameter_shapes)
         before = self._context(step, self.scale, parameter_shapes)
         relative = validate.positive("noise.choose", noise.choose(noise_state, before), *_RELATIVE)
@@ -253,8 +258,8 @@ class Plan:
 
     def begin_noise(self, parameter_shapes: Mapping[str, tuple[int, ...]]) -> Any:
         """The state of the noise before the first step; `None` for a schedule, which has none."""
-        noise = self.noise
-        return noise.init(self._context(1, self.scale, parameter_shapes)) if isinstance(noise, FeedbackNoise) else None
+        noise = self._feedback
+        return None if noise is None else noise.init(self._context(1, self.scale, parameter_shapes))
 
     def request(self, context: Context, clip_state: Any, question: Question | None = None) -> Request:
         """The roles' parts of one draw, merged into the object that is both executed and priced.
@@ -266,7 +271,8 @@ class Plan:
         question = question or AskGradient()
         if not isinstance(question, AskGradient):
             return Request(rate, math.inf, size, (question,), self.factors, coins)
-        context = replace(context, noise_multiplier=context.noise_multiplier * question.noise)
+        if question.noise != 1:
+            context = replace(context, noise_multiplier=context.noise_multiplier * question.noise)
         releases = self.clip.propose(clip_state, context)
         if question.threshold != 1:
             releases = tuple(scale_threshold(release, question.threshold) for release in releases)
@@ -280,7 +286,8 @@ class Plan:
         noise_state = self.begin_noise(shapes)
         contexts = [self.context(step, shapes, noise_state) for step in range(1, self.steps + 1)]
         state = self.clip.init(contexts[0])
-        return [self.request(context, state).sums[0].threshold for context in contexts]
+        releases = (self.clip.propose(state, context) for context in contexts)
+        return [next(one.threshold for one in step if isinstance(one, ClippedSum)) for step in releases]
 
     def spending(self, points: int = POINTS, group: int | None = None) -> list[tuple[int, float]]:
         """(step, ε of the steps so far) at the first step, then evenly spaced up to the last; the whole price at each, if prices

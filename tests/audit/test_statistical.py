@@ -26,7 +26,8 @@ from apportion.cli.main import main
 from apportion.curator import curator, mechanisms
 from apportion.curator.clipping import as_gradients
 from apportion.curator.gradients.engine import build_engine
-from apportion.curator.gradients.reference import ReferenceGradients, trained_parameters
+from apportion.curator.gradients.model_walk import trained_parameters
+from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.randomness import Randomness
 from apportion.errors import ApportionError, InvalidArgument
 from apportion.event import Event

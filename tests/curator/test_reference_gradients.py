@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from apportion.curator.gradients.reference import ReferenceGradients, trained_parameters
+from apportion.curator.gradients.model_walk import trained_parameters
+from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.curator.tree import call_model, map_tensors
 from apportion.errors import WrongOrder
 

@@ -21,7 +21,7 @@ from apportion.curator.clipping import as_gradients, clip_and_sum
 from apportion.curator.curator import Curator
 from apportion.curator.gradients import layer_use
 from apportion.curator.gradients.engine import build_engine
-from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.model_walk import trained_parameters
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.curator.tree import map_tensors

@@ -12,8 +12,8 @@ from apportion.curator import mechanisms
 from apportion.curator.candidate_losses import sum_losses
 from apportion.curator.clipping import as_gradients, clip_and_sum
 from apportion.curator.gradients.engine import build_engine
+from apportion.curator.gradients.model_walk import trained_parameters
 from apportion.curator.gradients.one_pass import OnePass
-from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.pooling import NOBODY, pool
 from apportion.curator.randomness import Stream
 from apportion.curator.tree import map_tensors

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import apportion as ap
+from apportion.curator.gradients.module_state import ModuleState
 
 RARE = 50.0
 """Synthetic records do not reach it, so that no probe sees what it leads to."""
@@ -115,3 +116,16 @@ def test_one_record_moves_the_sum_by_its_own_gradient_only(kind, engine):
     odd[7] = 1000.0  # the last of its micro-batch: what it leaves is not overwritten by another
     moved = torch.linalg.vector_norm(released(MODELS[kind], odd, engine) - released(MODELS[kind], inputs, engine))
     assert moved <= 2.0 + 1e-3, "a replaced record may move it by two thresholds"
+
+
+def test_an_attribute_in_the_place_of_another_is_a_change():
+    model = nn.Linear(2, 2)
+    model.mask = None
+    state = ModuleState(model)
+    assert state.find_change() is None
+    del model.mask
+    model.other = 1
+    assert state.find_change() is not None
+    state.restore()
+    assert model.mask is None
+    assert not hasattr(model, "other")

@@ -244,6 +244,10 @@ REBUILT = {
     "module added": (lambda model: model.append(nn.Linear(2, 2)), "module '3' was added"),
     "module replaced": (lambda model: model.__setitem__(1, nn.ReLU()), "module '1' was replaced"),
     "module removed": (lambda model: model.pop(2), "module '2' was removed"),
+    "register replaced": (
+        lambda model: vars(model[2]).update(_parameters={"weight": model[2].weight}),
+        "parameter '2.bias' was removed",
+    ),
 }
 
 

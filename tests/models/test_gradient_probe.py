@@ -12,7 +12,7 @@ from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.errors import UnsupportedModel
 from apportion.models import gradient_probe
-from apportion.models.gradient_probe import GradientProbe, require_live_gradients
+from apportion.models.gradient_probe import GradientProbe, require_live_gradients, summarise_rows
 from apportion.models.synthetic import prepare_model
 
 LOSSES = pytest.mark.parametrize("loss", [None, cross_entropy], ids=["size of outputs", "loss"])
@@ -140,3 +140,17 @@ def test_the_probe_alone_sees_a_limit_that_only_large_gradients_of_a_micro_batch
     assert GradientProbe(prepare_model(without_limit), small_loss, torch.zeros(4), torch.zeros(3)).agrees(
         EngineChoice("one-pass")
     )
+
+
+def test_a_summary_of_several_batches_is_that_of_each():
+    rows = {"weight": torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0)), "bias": torch.randn(3)}
+    batches = ([1, 1, 0, 2, 1], [0, 1], [0])
+    for case in (rows, {**rows, "bias": torch.tensor([1.0, 2.0, torch.inf])}):  # which is in the first batch alone
+        for batch, found in zip(batches, summarise_rows(case, batches, torch.float32), strict=True):
+            places = torch.arange(len(batch), dtype=torch.float64)
+            chosen = {name: row[batch].double().reshape(len(batch), -1) for name, row in case.items()}
+            expected = [row.norm(dim=1) for row in chosen.values()]
+            for weights in (0.5**places, torch.cos(3 * places + 0.7)):
+                expected += [weights @ row for row in chosen.values()]
+            torch.testing.assert_close(found, torch.cat(expected).float(), equal_nan=True)
+            assert bool(found.isfinite().all()) == (case is rows or 2 not in batch)

@@ -169,9 +169,17 @@ def test_amounts_as_people_write_them():
 
 
 def test_without_a_limit_small_records_are_held_in_the_usual_number():
-    linear = (nn.Linear(4, 2), "one-pass", torch.zeros(4))
-    assert resolve_micro_batch(ap.Execution(), *linear, 1024).micro_batch == ap.Execution().physical_batch(1024)
+    linear = (nn.Linear(800, 225), "one-pass", torch.zeros(800))  # a record has 4,100 bytes
+    assert resolve_micro_batch(ap.Execution(), *linear, 1024).micro_batch == ap.Execution().physical_batch(1024) == 603
     assert resolve_micro_batch(ap.Execution(micro_batch=7), *linear, 1024).micro_batch == 7
+
+
+@pytest.mark.parametrize(("expected", "held"), [(100, 140), (512, 603), (1024, 1152), (4096, 1152)])
+def test_without_a_limit_twice_as_many_are_held_of_records_that_stay_in_a_cache(expected, held):
+    linear = (nn.Linear(800, 223), "one-pass", torch.zeros(800))  # 4,092 bytes, so that 1,024 have less than 4 MiB
+    assert resolve_micro_batch(ap.Execution(), *linear, expected).micro_batch == held
+    assert held <= MAX_MICRO_BATCH
+    assert resolve_micro_batch(ap.Execution(micro_batch=7), *linear, expected).micro_batch == 7
 
 
 def test_without_a_limit_large_activations_are_held_in_small_number():

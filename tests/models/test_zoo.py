@@ -15,7 +15,7 @@ import torch
 
 from apportion.curator.clipping import as_gradients, clip_and_sum
 from apportion.curator.gradients.engine import build_engine
-from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.model_walk import trained_parameters
 from apportion.curator.tree import map_tensors
 from apportion.models.engine_choice import choose_engine
 from apportion.models.probe import probe_loss, probe_model

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 import apportion as ap
-from apportion.curator.gradients.losses import record_losses
+from apportion.curator.gradients.losses import by_record, record_losses
+from apportion.curator.gradients.module_state import StatelessLoss
 from apportion.errors import InvalidArgument
 from apportion.training.named_losses import LOSSES, as_loss, mean_loss
 
@@ -134,3 +135,57 @@ def test_the_mean_of_a_batch_without_privacy():
 
     torch.testing.assert_close(mean_loss(added, LOGITS, CLASSES), plain)
     assert as_loss(added) is added
+
+
+WIDTH = 3
+KINDS_OF_TARGETS = {
+    "one class": ((6, WIDTH), torch.tensor([0, 2, -100, 1, 1, 0])),
+    "a class at each place": ((3, WIDTH, 2), torch.tensor([[0, -100], [1, 2], [-100, -100]])),
+    "probabilities": ((6, WIDTH), torch.full((6, WIDTH), 1 / WIDTH, dtype=torch.float64)),
+    "probabilities at each place": ((3, WIDTH, 2), torch.full((3, WIDTH, 2), 1 / WIDTH, dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("kind", KINDS_OF_TARGETS)
+def test_cross_entropies_in_one_call_are_those_of_single_records(kind, reduction):
+    shape, targets = KINDS_OF_TARGETS[kind]
+    outputs = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for settings in ({}, {"label_smoothing": 0.1}, *([] if targets.is_floating_point() else [{"ignore_index": 1}])):
+        loss = nn.CrossEntropyLoss(reduction=reduction, **settings)
+        kept = torch.where(targets == -100, 1, targets) if "ignore_index" in settings else targets
+        together = by_record(StatelessLoss(loss))(outputs, kept)
+        alone = [loss(outputs[i : i + 1], kept[i : i + 1]).sum() for i in range(len(outputs))]
+        torch.testing.assert_close(together, torch.stack(alone), equal_nan=True)
+
+
+def with_a_hook():
+    loss = nn.CrossEntropyLoss()
+    loss.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return loss
+
+
+def of_its_own():
+    loss = nn.CrossEntropyLoss()
+    loss.forward = lambda outputs, targets: outputs.sum()
+    return loss
+
+
+class Doubled(nn.CrossEntropyLoss):
+    def forward(self, outputs, targets):
+        return 2 * super().forward(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    "make", [with_a_hook, of_its_own, Doubled, lambda: nn.CrossEntropyLoss(weight=torch.ones(WIDTH))]
+)
+def test_a_loss_that_is_more_than_cross_entropy_is_called_itself(make):
+    assert by_record(make()) is None
+    assert by_record(StatelessLoss(make())) is None
+
+
+def test_a_loss_that_was_changed_in_a_run_is_used_as_it_was():
+    loss = nn.CrossEntropyLoss(ignore_index=7)
+    stateless = StatelessLoss(loss)
+    loss.ignore_index = 1
+    assert by_record(stateless).ignore_index == 7

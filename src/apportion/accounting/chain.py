@@ -64,6 +64,12 @@ class Row:
         return _digest(previous, self.number, self.run, self.step, self.content, self.written)
 
 
+_END = (
+    "SELECT (SELECT hash FROM entries ORDER BY number DESC LIMIT 1),"
+    " (SELECT seq FROM sqlite_sequence WHERE name = 'entries')"
+)
+
+
 @dataclass(frozen=True)
 class Damage:
     """The first thing that is wrong. `row` is `None` if it is the file itself and not a row."""
@@ -143,8 +149,8 @@ class Chain:
 
         Numbers follow all that were ever given, so a deleted row leaves a gap.
         """
-        head, written = self.head(), datetime.now(UTC).isoformat(timespec="milliseconds")
-        for number, (run, step, content) in enumerate(rows, start=self._last_given() + 1):
+        (head, given), written = self._end(), datetime.now(UTC).isoformat(timespec="milliseconds")
+        for number, (run, step, content) in enumerate(rows, start=given + 1):
             text = json.dumps(content, sort_keys=True, ensure_ascii=False)
             head = _digest(head, number, run, step, text, written)
             self.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)", (number, run, step, text, written, head))
@@ -160,8 +166,7 @@ class Chain:
 
     def head(self) -> str:
         """The hash of the last row."""
-        found = self.execute("SELECT hash FROM entries ORDER BY number DESC LIMIT 1")
-        return str(found[0][0]) if found else ""
+        return self._end()[0]
 
     def verify(self, head: str | None = None) -> Damage | None:
         """The first row that is not as it was written, or `None`.
@@ -176,7 +181,7 @@ class Chain:
                 return Damage(None, f"the file is damaged: {health}")
             if {text for (text,) in self.execute("SELECT sql FROM sqlite_master")} - {None} != self._expected_schema():
                 return Damage(None, "the tables or the triggers that keep them append-only were changed")
-            given = self._last_given()  # before the rows: others may append meanwhile
+            _, given = self._end()  # before the rows: others may append meanwhile
             for row in self.rows():
                 number += 1
                 if row.number != number:
@@ -198,9 +203,10 @@ class Chain:
     def close(self) -> None:
         self._connection.close()
 
-    def _last_given(self) -> int:
-        found = self.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'")
-        return found[0][0] if found and isinstance(found[0][0], int) else 0
+    def _end(self) -> tuple[str, int]:
+        """The hash of the last row, and the last number that was ever given."""
+        ((head, given),) = self.execute(_END)
+        return "" if head is None else str(head), given if isinstance(given, int) else 0
 
     @staticmethod
     def _expected_schema() -> set[str]:

@@ -25,7 +25,7 @@ from apportion import validate
 from apportion.curator.clipping import group_names
 from apportion.curator.gradients.engine import Engine
 from apportion.curator.gradients.losses import LossFunction
-from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.model_walk import trained_parameters
 from apportion.curator.records import Batch, Records
 from apportion.curator.tree import map_tensors
 from apportion.errors import ApportionError, InvalidArgument

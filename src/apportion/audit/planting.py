@@ -21,7 +21,7 @@ from apportion.audit.canaries import (
 from apportion.audit.guessing import Scores
 from apportion.curator.curator import LossFunction
 from apportion.curator.gradients.engine import build_engine
-from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.model_walk import trained_parameters
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
 from apportion.errors import InvalidArgument

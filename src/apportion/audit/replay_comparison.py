@@ -14,7 +14,7 @@ from apportion.audit.recording import ChoiceCall, NoiseCall, Recording, Step
 from apportion.audit.replay_report import Finding, Kind
 from apportion.audit.state import differences
 from apportion.curator.clipping import group_names
-from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.model_walk import trained_parameters
 from apportion.event import Event, rate_of_any
 from apportion.releases import ClippedSum, Frame, LowestLoss, Noised, Statistic, UnclippedCount, UsableCount
 from apportion.request import Request

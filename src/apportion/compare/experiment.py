@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -17,18 +17,17 @@ from apportion.compare.people import KINDS, PeopleSettings
 from apportion.compare.resolve import call_own, find_own, is_own
 from apportion.compare.table_subject import TableChoice
 from apportion.compare.view_choice import ViewChoice
-from apportion.curator.gradients.losses import LossFunction
 from apportion.errors import InvalidArgument
 from apportion.execution import ACCUMULATION
 from apportion.planning import Plan, plan_steps
 from apportion.sampling import Sampling
 from apportion.strategies.clip.clip_schedule import ClipSchedule
 from apportion.strategies.recipes import ROLES, Recipe, named
-from apportion.training.early_stopping import EarlyStopping
-from apportion.training.evaluation import choose_evaluation
-from apportion.training.metrics import Metric, as_metric
-from apportion.training.named_losses import Loss
-from apportion.training.optimizers import require_momentum
+
+if TYPE_CHECKING:  # what trains needs torch, and to plan needs none
+    from apportion.curator.gradients.losses import LossFunction
+    from apportion.training.early_stopping import EarlyStopping
+    from apportion.training.metrics import Metric
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -105,6 +104,8 @@ class LossChoice(StrictModel):
 
     def loss(self) -> LossFunction:
         """The loss itself."""
+        from apportion.training.named_losses import Loss
+
         if not is_own(self.name):
             return Loss(self.name, self.weights)
         if self.weights is not None:
@@ -192,6 +193,8 @@ class Experiment(PeopleSettings):
 
     def measured_by(self) -> Metric:
         """The metric: by its name, a person's own, or what fits the loss."""
+        from apportion.training.metrics import as_metric
+
         own = self.metric is not None and is_own(self.metric)
         return as_metric(_own_function("metric", self.metric or "") if own else self.metric, self.loss_function())
 
@@ -202,6 +205,8 @@ class Experiment(PeopleSettings):
                 reason = "it belongs to a patience, and without one all steps are taken"
                 raise InvalidArgument("min_delta", self.min_delta, reason, "Say patience too, such as patience = 5")
             return None
+        from apportion.training.early_stopping import EarlyStopping
+
         return EarlyStopping(self.patience, self.min_delta or 0.0)
 
     def budget(self) -> Budget:
@@ -237,7 +242,7 @@ class Experiment(PeopleSettings):
             raise InvalidArgument("recipe", (), "there is nothing to run", 'Write recipe = ["abadi"], or [[recipe]]')
         for choice in self.recipe:
             self.of(choice).channel_norm()
-        choose_evaluation(None, self.measured_by(), self.evaluate_every, self.sampling())
+        self._check_evaluation(self.sampling())
         self.stopping()
         shown = [choice.shown for choice in self.recipe]
         if twice := sorted({name for name in shown if shown.count(name) > 1}):
@@ -251,8 +256,18 @@ class Experiment(PeopleSettings):
                 reason = "no recipe of this experiment is called so"
                 validate.known(f"{choice.shown}.lr_follows", choice.lr_follows, shown, reason)
             self.followed(choice)
-            momentum = self.momentum if choice.momentum is None else choice.momentum
-            require_momentum(choice.optimizer or self.optimizer, momentum)
+            if momentum := self.momentum if choice.momentum is None else choice.momentum:
+                from apportion.training.optimizers import require_momentum
+
+                require_momentum(choice.optimizer or self.optimizer, momentum)
+
+    def _check_evaluation(self, sampling: Sampling) -> None:
+        """What was said of loss, metric and measurements; the defaults fit each other."""
+        said = (self.loss, self.metric, self.evaluate_every, self.table)
+        if any(one is not None for one in said):
+            from apportion.training.evaluation import choose_evaluation
+
+            choose_evaluation(None, self.measured_by(), self.evaluate_every, sampling)
 
     def followed(self, choice: RecipeChoice) -> ClipSchedule | None:
         """The clip that the learning rate of `choice` follows; it must be known in advance."""
@@ -270,6 +285,8 @@ class Experiment(PeopleSettings):
 
 def _own_function(argument: str, name: str) -> Any:
     """A person's own function of outputs and targets; or what makes one without arguments, such as `torch.nn:L1Loss`."""
+    from apportion.training.metrics import Metric
+
     found = find_own(argument, name)
     if callable(found) and _needs_nothing(found):
         found = call_own(argument, name)

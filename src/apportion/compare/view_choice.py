@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from apportion import validate
 from apportion.compare.resolve import find_own, is_own
-from apportion.curator.views import MIXERS, MIXES, Augmented, Flip, Shift, augment
 from apportion.errors import InvalidArgument
 
-_KINDS = {"flip": Flip, "shift": Shift}
+if TYPE_CHECKING:  # torch, which an experiment without views does not need
+    from apportion.curator.views import Augmented
 
 
 class ViewChoice(BaseModel):
@@ -41,17 +41,22 @@ class ViewChoice(BaseModel):
 
     def views_of(self, data: Any) -> Augmented:
         """The data with these views of each record."""
+        from apportion.curator.views import augment
+
         return augment(data, self.count, [_augmentation(one) for one in self.by])
 
 
 def _augmentation(text: str) -> Any:
+    from apportion.curator.views import MIXERS, MIXES, Flip, Shift
+
     if is_own(text):
         return find_own("views", text)
     name, _, amount = text.partition("=")
     if name in MIXERS:
         raise InvalidArgument("views", name, MIXES, "Use flip and shift, or your own module:function of one record")
     reason = "there is no such augmentation; module:function names one of your own"
-    kind = _KINDS[validate.known("views", name, _KINDS, reason)]
+    kinds = {"flip": Flip, "shift": Shift}
+    kind = kinds[validate.known("views", name, kinds, reason)]
     if not amount:
         return kind()
     try:

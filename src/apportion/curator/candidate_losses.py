@@ -15,7 +15,7 @@ from torch import Tensor
 
 from apportion.curator.gradients.engine import Engine
 from apportion.curator.gradients.losses import LossFunction
-from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.model_walk import trained_parameters
 from apportion.curator.records import Batch
 from apportion.devices import model_devices, remember_generators, with_float64
 from apportion.releases import FirstGain, Selection

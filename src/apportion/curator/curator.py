@@ -35,8 +35,8 @@ from apportion.curator.foreign_code import contain_errors, watch_signals
 from apportion.curator.gradients.engine import Engine
 from apportion.curator.gradients.layer_use import full_precision
 from apportion.curator.gradients.losses import LossFunction
+from apportion.curator.gradients.model_walk import ModelWalk, devices_of, trained_parameters
 from apportion.curator.gradients.module_state import StatelessLoss
-from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.individual_bounds import Floats, IndividualBounds, norm_ratios
 from apportion.curator.mechanisms import Mechanisms
 from apportion.curator.owners import Numbers, Owners, RecordOwners, Weigh, pooling_weights
@@ -90,7 +90,8 @@ class Draw:
     Args:
         request: what is answered.
         pieces: the batch in micro-batches.
-        engine, streams, mechanisms, owners: as of the curator, and the random bits of this draw.
+        walk: finds the parameters of the model.
+        streams, mechanisms, owners: as of the curator, and the random bits of this draw.
         weigh: how records of a user are weighted before they are pooled; `None` if every record is a unit.
         clips: the factor s_p of the thresholds of these units; `None` if it is 1 for all.
         members: the numbers of all records that were drawn, whether or not they can be read.
@@ -102,7 +103,7 @@ class Draw:
         self,
         request: Request,
         pieces: Iterator[Piece],
-        engine: Engine,
+        walk: ModelWalk,
         streams: DrawStreams,
         mechanisms: Mechanisms,
         owners: Owners,
@@ -115,7 +116,7 @@ class Draw:
         self._request, self._mechanisms = request, mechanisms
         self._pieces, self._streams, self._problems, self._ranks = pieces, streams, problems, ranks
         self._owners, self._weigh, self._clips = owners, weigh, clips
-        self._trained, self._devices = trained_parameters(engine.model), model_devices(engine.model)
+        self._trained, self._devices = trained_parameters(walk), devices_of(walk)
         self._open_user = NOBODY
         self._sums: dict[str | Statistic, Tensor] = {
             one: -0.5 * self._weight(np.unique(owners.owner(members)))
@@ -352,7 +353,8 @@ class Curator:
         self._owners: Owners = owners or RecordOwners(len(records))
         self._individual = individual
         self._domain, self._problems = domain or Domain(), problems or Problems()
-        self._numbers = sum(parameter.numel() for parameter in trained_parameters(engine.model).values())
+        self._walk = ModelWalk(engine.model)
+        self._numbers = sum(parameter.numel() for parameter in trained_parameters(self._walk).values())
         self._loss: StatelessLoss | None = None
         self._ranks = ranks
 
@@ -380,7 +382,7 @@ class Curator:
         draw = self.draw_kind(
             request,
             pieces,
-            self._engine,
+            self._walk,
             streams,
             self._mechanisms,
             owners,
@@ -396,11 +398,11 @@ class Curator:
 
     def _digest(self, request: Request) -> bytes:
         """What must be the same on all ranks before they go on."""
-        return state_digest(request, trained_parameters(self._engine.model))
+        return state_digest(request, trained_parameters(self._walk))
 
     def _read(self, members: Numbers, cuts: Sequence[slice], secret: Stream, problems: Problems) -> Iterator[Piece]:
         """Those of these records that can be read and have declared values, where the model is."""
-        device = next(iter(trained_parameters(self._engine.model).values())).device
+        device = next(iter(trained_parameters(self._walk).values())).device
         pieces = self._records.read(members, cuts, secret)
         return sieve(pieces, self._domain, device, len(members), problems, self._records.failures)
 
@@ -506,7 +508,8 @@ class Curator:
     def _gradients(self, batch: Batch, loss_fn: LossFunction) -> Gradients | Rows:
         inputs, targets = batch
         views = 1 if self._views is None else self._views.count
-        loss = self._engine.record_losses(loss_fn, self._engine.forward(inputs, views), targets).sum() / views
+        loss = self._engine.record_losses(loss_fn, self._engine.forward(inputs, views), targets).sum()
+        loss = loss if views == 1 else loss / views
         self._engine.require_own_parameters(loss)
         loss.backward()
         return self._engine.gradients()
@@ -532,7 +535,7 @@ class Curator:
 
     def _require_all_parameters(self, request: Request) -> None:
         """Each trained parameter stands in exactly one group: none is updated without clipping and noise."""
-        trained = trained_parameters(self._engine.model)
+        trained = trained_parameters(self._walk)
         for selection in request.selections:
             selection.line.require_usable({name: parameter.shape for name, parameter in trained.items()})
         if not request.noised:

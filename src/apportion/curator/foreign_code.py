@@ -20,6 +20,7 @@ once for many records; inner uses find it done.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from typing import Any
 MAX_TEXT = 200
 """Characters that are kept of what an exception says."""
 _Handler = Callable[[int, FrameType | None], Any]
-_SIGNALS = tuple(signal.valid_signals())
+_SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
 class _SignalWatch:
@@ -42,7 +43,7 @@ class _SignalWatch:
 
     def begin(self) -> None:
         for number in _SIGNALS:
-            original = signal.getsignal(number)
+            original = _signal.getsignal(number)  # as `signal` does, without a name for each number
             if callable(original):
                 wrapper = self._wrapper(original)
                 self._wrapped[number] = original, wrapper

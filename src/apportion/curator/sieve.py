@@ -31,7 +31,7 @@ def sieve(
     for piece in pieces:
         arrived += len(piece.members)
         inside = within(piece, domain)
-        if not bool(inside.all()):
+        if inside is not None and not bool(inside.all()):
             problems.count(OUTSIDE, int((~inside).sum()))
             if not bool(inside.any()):
                 continue
@@ -43,8 +43,10 @@ def sieve(
     problems.count(UNREAD, drawn - arrived - len(failures))
 
 
-def within(piece: Piece, domain: Domain) -> Tensor:
-    """Which records of a piece have declared values only, (b,)."""
+def within(piece: Piece, domain: Domain) -> Tensor | None:
+    """Which records of a piece have declared values only, (b,); `None` if nothing is declared."""
+    if domain.classes is None and domain.inputs is None:
+        return None
     inputs, targets = piece.batch
     inside = torch.ones(len(piece.members), dtype=torch.bool)
     if domain.classes is not None:

@@ -17,12 +17,17 @@ _PLAIN = (Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype
 
 def map_tensors(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """The same structure with `function` applied to every leaf (and to the leaves of `others` at the same place)."""
+    if not others:  # the usual structures without the machinery for unusual ones
+        if isinstance(tree, Tensor):
+            return function(tree)
+        if type(tree) is tuple:
+            return tuple([map_tensors(function, part) for part in tree])
     return tree_map(function, tree, *others)
 
 
 def tensor_leaves(tree: Any) -> list[Tensor]:
     """Every tensor of the structure, in order."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return [tree] if isinstance(tree, Tensor) else [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def is_plain(leaf: Any) -> bool:
@@ -32,7 +37,7 @@ def is_plain(leaf: Any) -> bool:
 
 def drop_objects(tree: Any) -> Any:
     """The same structure with `None` in place of every object, as the cache of a language model is: it is not made of records."""
-    return tree_map(lambda leaf: leaf if is_plain(leaf) else None, tree)
+    return map_tensors(lambda leaf: leaf if is_plain(leaf) else None, tree)
 
 
 def batch_size(tree: Any) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.model_walk import trained_parameters
 from apportion.distributed.process_group import BURNT, explained_loss
 from apportion.errors import InvalidArgument
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from apportion.curator.foreign_code import contain_errors
-from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.model_walk import trained_parameters
 from apportion.extras import require_extra
 from apportion.federated.clients import Asked, Failed, Reply
 

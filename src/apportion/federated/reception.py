@@ -23,7 +23,7 @@ import torch
 
 from apportion.curator.curator import Draw, SumLost
 from apportion.curator.foreign_code import contain_errors
-from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.model_walk import trained_parameters
 from apportion.curator.problems import Problems
 from apportion.federated.client_updates import read_update
 from apportion.federated.clients import Asked, Failed

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from apportion.curator.foreign_code import contain_errors
-from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.model_walk import trained_parameters
 from apportion.curator.reader import restore_generators, seed_generators
 from apportion.devices import model_devices, seeded_generators
 from apportion.errors import InvalidArgument

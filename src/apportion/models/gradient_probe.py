@@ -22,11 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from apportion.curator.clipping import Gradients, Rows, as_gradients
+from apportion.curator.clipping import Gradients, Rows, as_gradients, flatten_rows
 from apportion.curator.gradients.engine import BuiltEngine, Engine, EngineChoice, build_engine
 from apportion.curator.gradients.losses import LossFunction
-from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.model_walk import trained_parameters
 from apportion.curator.tree import batch_size, call_model, map_tensors
+from apportion.devices import with_float64
 from apportion.errors import UnsupportedModel
 from apportion.execution import Mode
 from apportion.models.check import copy_model
@@ -117,9 +118,11 @@ class GradientProbe:
                 except Exception:  # not every model accepts any mask or any token
                     continue
                 assert isinstance(rows, Mapping)
-                for batch in _BATCHES if kind == "plain" else _BATCHES[:1]:
-                    yield select_records(pair, batch), summarise_gradients(rows, batch, self._dtype)
-                del rows  # before those of the next kind are made
+                batches = _BATCHES if kind == "plain" else _BATCHES[:1]
+                summaries = summarise_rows(rows, batches, self._dtype)
+                del rows  # as large as the model for each record
+                for batch in batches:
+                    yield select_records(pair, batch), summaries.pop(0)
                 break
 
     def _scales(self, choice: EngineChoice, pair: Pair, alone: Tensor) -> bool:
@@ -157,15 +160,53 @@ def summarise_gradients(gradients: Gradients | Rows, records: Sequence[int], dty
         records: of which of them the batch consists, in its order; some may be there twice.
     """
     with torch.no_grad():
-        given, chosen = as_gradients(gradients), torch.tensor(records)
-        norms, places = given.squared_norms(), torch.arange(len(records), dtype=torch.float64)
-        values = [norm.sqrt().cpu().double()[chosen].to(dtype) for norm in norms.values()]
-        for by_place in (0.5**places, torch.cos(3 * places + 0.7)):
-            weights = torch.zeros(len(given), dtype=torch.float64).index_add_(0, chosen, by_place)
+        if isinstance(gradients, Mapping):
+            return summarise_rows(gradients, [records], dtype)[0]
+        given = as_gradients(gradients)
+        norms = given.squared_norms()
+        values = [norm.sqrt().cpu().double().to(dtype) for norm in norms.values()]
+        for weights in _two_weightings(len(records)):
             sums = given.weighted_sums(dict.fromkeys(norms, weights))
             for name in list(sums):  # freed one by one: all are as large as the model
                 values.append(sums.pop(name).cpu().double().flatten().to(dtype))
         return torch.cat(values)
+
+
+def summarise_rows(rows: Rows, batches: Sequence[Sequence[int]], dtype: torch.dtype) -> list[Tensor]:
+    """`summarise_gradients` of every batch that is made of these records, from one pass over their gradients."""
+    with torch.no_grad():
+        weightings = [_two_weightings(len(batch)) for batch in batches]
+        (count,) = {len(row) for row in rows.values()}
+        matrix = torch.zeros(2 * len(batches), count, dtype=torch.float64)
+        for i, (batch, pair) in enumerate(zip(batches, weightings, strict=True)):
+            matrix[2 * i : 2 * i + 2].index_add_(1, torch.tensor(list(batch)), torch.stack(pair))
+        norms: list[Tensor] = []
+        sums: list[Tensor] = []
+        for row in rows.values():
+            exact = with_float64(flatten_rows(row)).to(torch.float64)
+            norms.append(torch.linalg.vector_norm(exact, dim=1).cpu().to(dtype))
+            if bool(norms[-1].isfinite().all()):
+                found = matrix.to(exact.device) @ exact
+            else:  # zero times infinity: who is not in a batch must not be seen there
+                pairs = zip(batches, weightings, strict=True)
+                found = torch.cat([torch.stack(two).to(exact.device) @ exact[list(batch)] for batch, two in pairs])
+            sums.append(found.cpu().to(dtype))
+        return [
+            torch.cat(
+                [
+                    *(norm[list(batch)] for norm in norms),
+                    *(one[2 * i] for one in sums),
+                    *(one[2 * i + 1] for one in sums),
+                ]
+            )
+            for i, batch in enumerate(batches)
+        ]
+
+
+def _two_weightings(records: int) -> tuple[Tensor, Tensor]:
+    """Weights that tell records apart."""
+    places = torch.arange(records, dtype=torch.float64)
+    return 0.5**places, torch.cos(3 * places + 0.7)
 
 
 def require_live_gradients(model: nn.Module, choice: EngineChoice, loss_fn: LossFunction | None, pair: Pair) -> None:
@@ -184,7 +225,7 @@ def require_live_gradients(model: nn.Module, choice: EngineChoice, loss_fn: Loss
             parameter.mul_(_WEIGHT_FACTOR)
     engine.sync_weights()
     sums = _sum_engine_gradients(engine, loss_fn, pair)
-    plain, other = (_sum_autograd_gradients(subject, loss_fn, pair, seed) for seed in (0, 1))
+    plain = _sum_autograd_gradients(subject, loss_fn, pair, seed=0)
     different = _find_differences(sums, plain)
     if dead := [name for name in different if not sums[name].any()]:
         raise UnsupportedModel(
@@ -192,7 +233,8 @@ def require_live_gradients(model: nn.Module, choice: EngineChoice, loss_fn: Loss
             "trained on is noise alone. Something runs layers again in the backward pass, past the weights of the record, as "
             "torch.utils.checkpoint does with use_reentrant=True. Pass use_reentrant=False, or leave it out: micro-batches bound memory."
         )
-    if different and not _find_differences(other, plain):  # where something random is left, they always differ
+    if different and not _find_differences(_sum_autograd_gradients(subject, loss_fn, pair, seed=1), plain):
+        # where something random is left, they always differ
         raise UnsupportedModel(
             f"The gradients of single records for {', '.join(different)} are not those of an ordinary backward pass, once weights have "
             "moved. Something runs layers again in the backward pass with other weights, as torch.utils.checkpoint may do, or keeps a "

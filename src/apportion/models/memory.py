@@ -34,7 +34,7 @@ from apportion.curator.records import Records
 from apportion.curator.tree import batch_size, call_model, map_tensors, tensor_leaves
 from apportion.errors import InvalidArgument
 from apportion.event import Event
-from apportion.execution import MAX_MICRO_BATCH, Execution, Mode, format_bytes
+from apportion.execution import MAX_MICRO_BATCH, SMALL_MICRO_BATCH, Execution, Mode, format_bytes
 from apportion.models.check import copy_model
 from apportion.models.record_tracer import leave_uncompiled
 from apportion.models.synthetic import fix_seed, model_device, synthetic_batch
@@ -56,6 +56,8 @@ LINEAR_FROM_BYTES = 64 << 20
 DEFAULT_ACTIVATION_BYTES = 128 << 20
 """Bytes of activations in a micro-batch if nobody says; a private step takes about twice as much. On large models a larger micro-batch
 is no faster, because it leaves the caches."""
+SMALL_ACTIVATION_BYTES = 4 << 20
+"""Bytes of activations that stay in a core's cache: where 1,024 records have no more, what a micro-batch costs by itself shows."""
 
 CONVOLUTION_OPERATORS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
@@ -115,8 +117,9 @@ def resolve_micro_batch(
         return replace(execution, micro_batch=largest, memory_limit=None)
     if execution.micro_batch != "auto":
         return execution
-    usual = execution.physical_batch(expected_batch_size)
-    return replace(execution, micro_batch=min(usual, default_micro_batch(model, choice, inputs)))
+    most = default_micro_batch(model, choice, inputs)
+    small = SMALL_ACTIVATION_BYTES * most >= DEFAULT_ACTIVATION_BYTES * SMALL_MICRO_BATCH
+    return replace(execution, micro_batch=min(execution.physical_batch(expected_batch_size, small=small), most))
 
 
 def default_micro_batch(model: nn.Module, choice: Mode | EngineChoice, inputs: Any) -> int:

@@ -20,6 +20,7 @@ from apportion.curator.clipping import Gradients, Rows
 from apportion.curator.gradients.engine import Engine, EngineChoice, build_engine
 from apportion.curator.gradients.fallback import OtherOutput
 from apportion.curator.gradients.losses import record_losses
+from apportion.curator.gradients.model_walk import ModelWalk
 from apportion.curator.gradients.module_state import ModuleState
 from apportion.curator.gradients.one_pass import OnePass
 from apportion.curator.tree import batch_size, map_tensors, tensor_leaves
@@ -57,8 +58,10 @@ class VettedEngine:
         self._verdicts: dict[tuple[Any, ...], Path | None] = {}
         self._counts: dict[tuple[Any, ...], bool] = {}
         self._losses: dict[tuple[Any, ...], bool] = {}
-        self._record: Any = None
-        self._seen = ModuleState(self.model), _buffer_versions(self.model)
+        self._records: dict[tuple[Any, ...], Any] = {}  # shapes and types of a record of each kind, without values
+        self._kind: tuple[Any, ...] = ()
+        self._walk = ModelWalk(self.model)
+        self._seen = ModuleState(self.model), self._buffer_versions()
 
     @property
     def mode(self) -> Mode:
@@ -67,15 +70,15 @@ class VettedEngine:
     def sync_weights(self) -> None:
         """Take over the model as it is. What changed beside its weights (a temperature, a mask) may change its path: proofs are renewed."""
         state, writes = self._seen
-        if state.find_change() is not None or writes != _buffer_versions(self.model):
+        if state.find_change() is not None or writes != self._buffer_versions():
             self._build()
         self._together.sync_weights()
         if self._alone is not None:
             self._alone.sync_weights()
 
     def forward(self, inputs: Any, views: int = 1) -> Any:
+        self._kind = _batch_kind(inputs, self._walk.training_flags(), first=1)
         self._current = self._together if self._stay_apart(inputs) else self._reference_engine()
-        self._record = map_tensors(_value_free, inputs)
         try:
             return self._current.forward(inputs, views)
         except OtherOutput:  # what would follow was not traced
@@ -90,9 +93,9 @@ class VettedEngine:
         return record_losses(loss_fn, outputs, targets, together=False)
 
     def _losses_stay_apart(self, loss_fn: Callable[[Any, Any], Tensor], targets: Any) -> bool:
-        kind = _batch_kind(self._record, self._training_flags(), first=0), _shapes(targets, first=1)
+        kind = self._kind, _shapes(targets, first=1)
         if kind not in self._losses:
-            record, target = self._record, map_tensors(_value_free, targets)
+            record, target = self._records[self._kind], map_tensors(_value_free, targets)
             try:
                 trace_engine(self.model, self._choice, TraceExample(record, target, loss_fn, self._synthetic(record)))
                 self._losses[kind] = True
@@ -100,8 +103,9 @@ class VettedEngine:
                 self._losses[kind] = False
         return self._losses[kind]
 
-    def _training_flags(self) -> tuple[bool, ...]:
-        return tuple(module.training for module in self.model.modules())
+    def _buffer_versions(self) -> list[tuple[int, int]]:
+        """Which buffers there are, and how often each was written to."""
+        return [(id(buffer), buffer._version) for buffer in self._walk.find().buffers]
 
     def require_own_parameters(self, loss: Tensor) -> None:
         self._current.require_own_parameters(loss)
@@ -116,7 +120,10 @@ class VettedEngine:
             return True  # nobody is in it
         if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in tree_leaves(inputs)):
             return False
-        kind, record = _batch_kind(inputs, self._training_flags(), first=1), map_tensors(_value_free, inputs)
+        kind = self._kind
+        if kind not in self._records:
+            self._records[kind] = map_tensors(_value_free, inputs)
+        record = self._records[kind]
         if kind not in self._verdicts:
             self._verdicts[kind] = self._prove(record)
         path = self._verdicts[kind]
@@ -159,11 +166,6 @@ class VettedEngine:
 def _value_free(leaf: Any) -> Any:
     """Zeros in the shape of a record, which take no room."""
     return leaf.new_zeros(()).expand(leaf.shape[1:]) if isinstance(leaf, Tensor) and leaf.dim() else leaf
-
-
-def _buffer_versions(model: nn.Module) -> list[tuple[int, int]]:
-    """Which buffers there are, and how often each was written to."""
-    return [(id(buffer), buffer._version) for buffer in model.buffers()]
 
 
 def _shapes(tree: Any, first: int) -> tuple[Any, ...]:

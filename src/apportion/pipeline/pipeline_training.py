@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from apportion.budget import User
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.gradients.losses import LossFunction
+from apportion.curator.gradients.model_walk import trained_parameters
 from apportion.curator.gradients.one_pass import OnePass
-from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.owners import Numbers, Owners, RecordOwners, owners_of
 from apportion.curator.randomness import Randomness
 from apportion.curator.reader import Batch

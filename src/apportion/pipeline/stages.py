@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from apportion import validate
-from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.model_walk import trained_parameters
 from apportion.errors import InvalidArgument, WrongOrder
 
 Skeleton = dict[str, tuple[tuple[int, ...], torch.dtype, bool]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.nn import functional
@@ -60,6 +60,7 @@ class Loss(Checked):
     """
 
     prefix = "loss"
+    by_record: ClassVar[bool] = True
     name: str = checked("cross-entropy", _known_loss, "it is the name of a loss")
     weights: Sequence[float] | None = checked(
         None, _as_weights, "a class of weight 0 would not be learnt", "Pass one number for each class, e.g. [1, 5]"

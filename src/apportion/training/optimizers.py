@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from apportion import validate
-from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.model_walk import ModelWalk, trained_parameters
 from apportion.errors import InvalidArgument
 
 OptimizerFactory = Callable[..., Optimizer]
@@ -114,25 +114,30 @@ def require_plain_scheduler(scheduler: Any, optimizer: Optimizer) -> None:
         )
 
 
-def require_same_parameters(model: nn.Module, optimizer: Optimizer) -> None:
+def clear_gradients(optimizer: Optimizer) -> None:
+    """As `optimizer.zero_grad(set_to_none=True)`, without its hooks for compilers, which take longer than a small step."""
+    for parameter in _parameters(optimizer):
+        parameter.grad = None
+
+
+def require_same_parameters(model: nn.Module | ModelWalk, optimizer: Optimizer) -> None:
     """Refuse an optimiser that updates something else than the trained parameters of `model`.
 
     A parameter that is updated but neither clipped nor noised would leak; one that is noised but not updated wastes budget.
     """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    trained = {id(parameter) for parameter in trained_parameters(model).values()}
+    trained = {id(parameter): name for name, parameter in trained_parameters(model).items()}
     updated = {id(p) for p in _parameters(optimizer) if p.requires_grad}
-    if foreign := updated - trained:
+    if foreign := updated - trained.keys():
         raise InvalidArgument(
             "optimizer",
             f"{type(optimizer).__name__} with {len(foreign)} parameters that are not the model's",
             "they would be updated without clipping and noise",
             "Build the optimiser from model.parameters()",
         )
-    if missing := trained - updated:
+    if missing := trained.keys() - updated:
         raise InvalidArgument(
             "optimizer",
-            [names[key] for key in missing],
+            [name for key, name in trained.items() if key in missing],
             "the optimiser does not hold these trained parameters, so noise would be spent on them for nothing",
             f"Add them, as parameter groups if they need settings of their own: {GROUPS}; or freeze them with requires_grad_(False)",
         )

@@ -52,7 +52,14 @@ class RecipeState:
         self._shapes = (
             {name: tuple(parameter.shape) for name, parameter in parameters.items()} if shapes is None else dict(shapes)
         )
-        update = plan.recipe.update
+        update, noise = plan.recipe.update, plan.noise
+        # which roles they play, once: to ask a protocol takes as long as a small layer
+        self._steers = update if isinstance(update, SteeringUpdate) else None
+        self._transforms = None if isinstance(update, SteeringUpdate) else update
+        self._asks = update if isinstance(update, AskingUpdate) else None
+        self._rates = update if isinstance(update, RatedUpdate) else None
+        self._chooses = noise if isinstance(noise, FeedbackNoise) else None
+        self._validates = noise if isinstance(noise, ValidatedNoise) else None
         self._noise = plan.begin_noise(self._shapes)
         self._clip = plan.clip.init(self._context(1))
         self._update = (
@@ -64,34 +71,35 @@ class RecipeState:
     @property
     def steering(self) -> bool:
         """Whether the update sets the weights itself."""
-        return isinstance(self.plan.recipe.update, SteeringUpdate)
+        return self._steers is not None
 
     def request(self, step: int) -> Request:
         """What is asked at a step of the plan."""
-        context, update = self._context(step), self.plan.recipe.update
-        question = update.ask(self._update, context) if isinstance(update, AskingUpdate) else None
+        context = self._context(step)
+        question = None if self._asks is None else self._asks.ask(self._update, context)
         return self.plan.request(context, self._clip, question)
 
     def receive(self, released: Released, parameters: Tensors) -> Tensors | None:
         """Learn from an answer. Returns what the optimiser is given; if the update steers, the new weights, or `None` for the old ones."""
         released, _ = released.split_usable()
-        noise, update = self.plan.noise, self.plan.recipe.update
+        noise, update, steering = self._chooses, self._transforms, self._steers
         if released.request.noised:
             self._clip = self.plan.clip.observe(
                 self._clip, self._shown(released, self.plan.clip)
             )  # before an optimiser can work in place
-        if isinstance(noise, FeedbackNoise):
+        if noise is not None:
             self._noise = noise.observe(self._noise, self._shown(released, noise))
-        if not isinstance(update, SteeringUpdate):
+        if update is not None:
             expected = _kinds(released.gradient)  # before it is handed on
             gradient = update.transform(self._update, released)
             _require_fitting(update, gradient, expected, "transform")
             return gradient
+        assert steering is not None
         values = {name: parameter.detach() for name, parameter in parameters.items()}
         expected = _kinds(values)
-        self._update, weights = update.move(self._update, released, values)
+        self._update, weights = steering.move(self._update, released, values)
         if weights is not None:
-            _require_fitting(update, weights, expected, "move")
+            _require_fitting(steering, weights, expected, "move")
         return weights
 
     def _shown(self, released: Released, strategy: object) -> Released:
@@ -100,39 +108,36 @@ class RecipeState:
 
     def settle(self, released: Released, parameters: Tensors) -> None:
         """Learn from the weights to which an answer led."""
-        update = self.plan.recipe.update
-        if not isinstance(update, SteeringUpdate):
-            self._update = update.observe(self._update, released.split_usable()[0], parameters)
+        if self._transforms is not None:
+            self._update = self._transforms.observe(self._update, released.split_usable()[0], parameters)
 
     def rate(self, step: int) -> float:
         """By what the update multiplies the learning rates of the optimiser at a step of the plan."""
-        update = self.plan.recipe.update
-        if not isinstance(update, RatedUpdate):
+        if self._rates is None:
             return 1.0
         return validate.positive(
             "update.rate",
-            update.rate(self._context(step)),
+            self._rates.rate(self._context(step)),
             f"step {step} would be paid for and change nothing, or anything",
             "Return a factor such as 1.0",
         )
 
     def wants_validation(self, step: int) -> bool:
         """Whether the noise asks how accurate the model is on public data after this step."""
-        noise = self.plan.noise
-        return isinstance(noise, ValidatedNoise) and noise.is_due(self._noise, self._context(step))
+        noise = self._validates
+        return noise is not None and noise.is_due(self._noise, self._context(step))
 
     def validate(self, accuracy: float) -> None:
         """Answer it."""
-        noise = self.plan.noise
-        assert isinstance(noise, ValidatedNoise)
+        noise = self._validates
+        assert noise is not None
         self._noise = noise.validate(self._noise, accuracy)
 
     @property
     def learning_rate(self) -> float:
         """The step size of an update that steers."""
-        update = self.plan.recipe.update
-        assert isinstance(update, SteeringUpdate)
-        return float(update.learning_rate(self._update))
+        assert self._steers is not None
+        return float(self._steers.learning_rate(self._update))
 
     @property
     def averaged(self) -> Tensors | None:

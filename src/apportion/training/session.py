@@ -18,7 +18,7 @@ from apportion.accounting.rules import Rule
 from apportion.budget import Public
 from apportion.curator.curator import Curator
 from apportion.curator.gradients.engine import Engine, EngineChoice
-from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.model_walk import ModelWalk, trained_parameters
 from apportion.curator.owners import Owners
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import Records
@@ -36,7 +36,7 @@ from apportion.training.evaluation import Evaluation, accuracy
 from apportion.training.exact import ExactCurator
 from apportion.training.history import Entry, as_columns, from_columns, is_report_step
 from apportion.training.metrics import Metric
-from apportion.training.optimizers import require_same_parameters
+from apportion.training.optimizers import clear_gradients, require_same_parameters
 from apportion.training.recipe_state import RecipeState
 from apportion.training.sharded_checkpoint import ShardedCheckpoints
 from apportion.training.storage import PROBLEMS, Storage
@@ -126,6 +126,7 @@ class Session:
         self.storage, self.own_loop, self._scheduler = setup.storage, setup.own_loop, setup.scheduler
         self._validation, self.ranks = setup.validation, setup.ranks
         self.weights: Weights = WholeWeights(engine.model) if setup.shards is None else ShardedWeights(setup.shards)
+        self._walk = ModelWalk(self.weights.model)
         self.initial_learning_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.entries: list[Entry] = []
         self.usable, self._judged = UsableTally(), self.plan.usable is None
@@ -204,8 +205,8 @@ class Session:
 
     def apply(self, released: Released) -> Entry:
         """Move the weights by what was released, let the strategies learn from it, write it down."""
-        require_same_parameters(self.weights.model, self.optimizer)
-        self.optimizer.zero_grad(set_to_none=True)  # whatever was there before was not released
+        require_same_parameters(self._walk, self.optimizer)
+        clear_gradients(self.optimizer)  # whatever was there before was not released
         answer = self._strategies.receive(released, self.weights.own())
         learning_rate = self._steer(answer) if self._strategies.steering else self._optimize(answer or {})
         self._strategies.settle(released, self.weights.own())
@@ -257,7 +258,7 @@ class Session:
 
     def _optimize(self, gradients: Mapping[str, Tensor]) -> tuple[float, ...]:
         """Hand a released gradient to the optimiser. Returns the learning rates."""
-        parameters = trained_parameters(self.weights.model)
+        parameters = trained_parameters(self._walk)
         for name, gradient in gradients.items():
             parameters[name].grad = self.weights.as_gradient(name, gradient)
         groups, rate = self.optimizer.param_groups, self._strategies.rate(self.step)
@@ -272,7 +273,7 @@ class Session:
             self._applying = False
             for group, full in zip(groups, declared, strict=True):  # what schedulers and checkpoints go on with
                 group["lr"] = full
-        self.optimizer.zero_grad(set_to_none=True)
+        clear_gradients(self.optimizer)
         if self._scheduler is not None:
             self._scheduler.step()
         return learning_rate

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from apportion.curator.gradients.reference import trained_parameters
+from apportion.curator.gradients.model_walk import ModelWalk, trained_parameters
 from apportion.distributed.sharded_model import ShardedModel
 from apportion.errors import WrongOrder
 from apportion.models.check import copy_model
@@ -65,10 +65,10 @@ class WholeWeights:
     shapes = None
 
     def __init__(self, model: nn.Module):
-        self.model = model
+        self.model, self._walk = model, ModelWalk(model)
 
     def own(self) -> Tensors:
-        return trained_parameters(self.model)
+        return trained_parameters(self._walk)
 
     def as_gradient(self, name: str, released: Tensor) -> Tensor:
         return released

@@ -107,7 +107,7 @@ def scale_rows(weights: Tensor, values: Tensor, partner: Tensor | None) -> Tenso
 
 def is_safe_factor(values: Tensor) -> bool:
     """Whether every entry is at most `MAX_SAFE_FACTOR` in magnitude and none is NaN."""
-    return not values.numel() or all(bool(end.abs() <= MAX_SAFE_FACTOR) for end in values.aminmax())
+    return not values.numel() or all(abs(float(end)) <= MAX_SAFE_FACTOR for end in values.aminmax())
 
 
 def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from apportion.curator.gradients.attention import replace_attention
 from apportion.curator.gradients.convolution import ConvolutionUse
 from apportion.curator.gradients.embedding import embedding_use, replace_embedding_bag
 from apportion.curator.gradients.fallback import run_in_loop, run_under_vmap
-from apportion.curator.gradients.linear import LinearUse
+from apportion.curator.gradients.linear import LinearUse, TransposedLinearUse
 from apportion.curator.gradients.normalisation import group_norm_use, instance_norm_use, layer_norm_use, rms_norm_use
 from apportion.curator.gradients.recurrent_layers import replace_recurrent_cell, replace_recurrent_layers
 
@@ -29,6 +30,10 @@ LAYER_RULES: dict[type[nn.Module], Callable[..., Any]] = {
     nn.Embedding: embedding_use,
 }
 """Layers whose parameters follow from their input and the gradient of their output."""
+FOREIGN_RULES: dict[tuple[str, str], Callable[..., Any]] = {
+    ("transformers.pytorch_utils", "Conv1D"): TransposedLinearUse.of,  # all linear layers of GPT-2
+}
+"""The same by module and name, for libraries that are not imported here."""
 
 FORWARD_REPLACEMENTS: dict[type[nn.Module], Callable[..., None]] = {
     **dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU), replace_recurrent_layers),
@@ -57,8 +62,8 @@ def instrument_model(scratch: nn.Module, engine: OnePass, alone: Collection[str]
             fallbacks.append(path)
         elif type(module) in FORWARD_REPLACEMENTS and inner:
             FORWARD_REPLACEMENTS[type(module)](module, path, inner, engine)
-        elif type(module) in LAYER_RULES and own:
-            engine.hook_layer(module, path, own, LAYER_RULES[type(module)])
+        elif own and (rule := _find_rule(type(module))) is not None:
+            engine.hook_layer(module, path, own, rule)
             continue
         elif own or (inner and _is_parametrized(module)):
             run_under_vmap(module, path, inner, engine)
@@ -68,6 +73,14 @@ def instrument_model(scratch: nn.Module, engine: OnePass, alone: Collection[str]
         covered.append(f"{path}." if path else "")
     scratch.requires_grad_(False)
     return tuple(fallbacks)
+
+
+def _find_rule(kind: type[nn.Module]) -> Callable[..., Any] | None:
+    """The rule of exactly this type. A type of another library is the one under its name there, whatever it says of itself."""
+    named = kind.__module__, kind.__name__
+    if named in FOREIGN_RULES and getattr(sys.modules.get(named[0]), named[1], None) is kind:
+        return FOREIGN_RULES[named]
+    return LAYER_RULES.get(kind)
 
 
 def _is_parametrized(module: nn.Module) -> bool:

@@ -45,7 +45,7 @@ class LinearUse(ProductUse):
         if "bias" in self.names:
             self._rows["bias"] = gradients[:, 0] if gradients.shape[1] == 1 else gradients.sum(1)
         if "weight" in self.names and self.kernel == "materialised":
-            self._rows["weight"] = gradients.mT @ inputs
+            self._rows["weight"] = self._products(gradients, inputs)
         if self._all_written:
             del self._inputs
         else:
@@ -65,10 +65,21 @@ class LinearUse(ProductUse):
             inputs = scale_rows(weights, inputs, gradients)
         else:
             gradients = scale_rows(weights, gradients, inputs)
-        return gradients.flatten(0, 1).T @ inputs.flatten(0, 1)
+        return self._products(gradients.flatten(0, 1), inputs.flatten(0, 1))
 
     def _materialise(self, records: slice) -> Tensor:
-        return self._gradients[records].mT @ self._inputs[records]
+        return self._products(self._gradients[records], self._inputs[records])
+
+    def _products(self, gradients: Tensor, inputs: Tensor) -> Tensor:
+        """Σ_t β_t ⊗ a_t in the layout of the weight."""
+        return gradients.mT @ inputs
+
+
+class TransposedLinearUse(LinearUse):
+    """The same with a matrix (in, out), as `Conv1D` of transformers has it."""
+
+    def _products(self, gradients: Tensor, inputs: Tensor) -> Tensor:
+        return inputs.mT @ gradients
 
 
 def choose_kernel(positions: int, size_in: int, size_out: int) -> str:

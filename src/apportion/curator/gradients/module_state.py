@@ -12,6 +12,8 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterable
+from itertools import repeat
+from operator import is_
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from apportion.curator.gradients.model_walk import Found, ModelWalk
 from apportion.errors import WrongOrder
 
 _CONTAINERS = (list, tuple, set, dict, deque)
@@ -74,6 +77,11 @@ class ModuleState:
     def find_change(self) -> tuple[nn.Module, str] | None:
         """The module and the name of the first attribute that has changed; `None` if none has."""
         for module, before in self._modules:
+            now = vars(module)
+            if len(now) == len(before) + ("training" in now) and all(
+                map(is_, map(now.get, before, repeat(_MISSING)), before.values())
+            ):
+                continue
             now = _attributes(module)
             for name in now.keys() | before.keys():
                 if now.get(name, _MISSING) is not before.get(name, _MISSING) and not _equal(
@@ -95,12 +103,13 @@ class ModuleState:
         """Restore the snapshot. Raises if a tensor was changed too much for that; then a new copy of the model is needed."""
         for module, before in self._modules:
             now = vars(module)
-            for name in now.keys() - before.keys() - {"training"}:
-                del now[name]
             now.update(before)
+            if len(now) > len(before) + ("training" in now):
+                for name in now.keys() - before.keys() - {"training"}:
+                    del now[name]
         for register, content in self._registers:
-            if len(register) != len(content) or any(
-                register.get(name, _MISSING) is not value for name, value in content.items()
+            if len(register) != len(content) or not all(
+                map(is_, map(register.get, content, repeat(_MISSING)), content.values())
             ):
                 register.clear()
                 register.update(content)
@@ -135,9 +144,13 @@ class StatelessLoss:
         self.loss, self._state = loss, ModuleState(loss)
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        self._state.restore()
-        value: Tensor = self.loss(outputs, targets)
+        value: Tensor = self.restored()(outputs, targets)
         return value
+
+    def restored(self) -> nn.Module:
+        """The loss as it was at the beginning."""
+        self._state.restore()
+        return self.loss
 
 
 def _is_somebodys(value: Any) -> bool:
@@ -210,6 +223,11 @@ def _storage_address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
 
 
+def _learning(found: Found) -> dict[str, bool]:
+    """Which parameters learn."""
+    return {name: parameter.requires_grad for name, parameter in found.parameters.items()}
+
+
 _REMEDY = (
     "Change the model before the private run begins, or end this run and begin another one for the rest of the budget"
 )
@@ -218,18 +236,21 @@ _REMEDY = (
 class ModelStructure:
     """Which modules a model is made of, and which of its parameters learn. Values may change, this may not."""
 
-    def __init__(self, model: nn.Module):
-        self._modules = dict(model.named_modules())
-        self._learns = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    def __init__(self, walk: ModelWalk):
+        self._walk, self._found = walk, walk.find()
+        self._learns = _learning(self._found)
 
-    def require_same(self, model: nn.Module) -> None:
+    def require_same(self) -> None:
         """Refuse a model that was rebuilt since: the copy inside the engine would not have the change."""
-        modules = dict(model.named_modules())
-        for path in self._modules | modules:
-            if self._modules.get(path) is not modules.get(path):
-                done = "added" if path not in self._modules else "replaced" if path in modules else "removed"
+        found = self._walk.find()
+        before, modules = self._found.modules, found.modules
+        for path in {**before, **modules} if found is not self._found else ():
+            if before.get(path) is not modules.get(path):
+                done = "added" if path not in before else "replaced" if path in modules else "removed"
                 raise WrongOrder(f"the module {path!r} was {done} after the private run had begun. {_REMEDY}")
-        learns = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+        learns = _learning(found)
+        if learns == self._learns:
+            return
         for name in self._learns | learns:
             if self._learns.get(name) != learns.get(name):
                 done = {True: "made to learn", False: "frozen", None: "removed"}[learns.get(name)]

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from apportion.curator.gradients.layer_use import LayerUse, full_precision, split_records, upcast_half, weighted_sum
 from apportion.curator.gradients.layers import instrument_model
 from apportion.curator.gradients.losses import LossFunction, record_losses, require_own_leaves
+from apportion.curator.gradients.model_walk import ModelWalk, trained_parameters
 from apportion.curator.gradients.module_state import ModelStructure, ModuleState
-from apportion.curator.gradients.reference import trained_parameters
 from apportion.curator.gradients.rounding import squared_row_norms
 from apportion.curator.tree import batch_size, call_arguments, drop_objects, map_tensors
 from apportion.devices import with_float64
@@ -222,7 +222,8 @@ class OnePass:
         self._copy_inputs = mode == "one-pass, copying inputs"
         self._leaves: list[Tensor] = []
         self._collected: list[LayerUse] = []
-        self._structure = ModelStructure(model)
+        self._walk = ModelWalk(model)
+        self._structure = ModelStructure(self._walk)
         self._writes = self._count_writes()
         self._build()
 
@@ -236,6 +237,7 @@ class OnePass:
         self.fallbacks = instrument_model(self.scratch, self, self.alone)
         """Modules without a rule of their own."""
         self.module_state = ModuleState(self.scratch)
+        self._copies = ModelWalk(self.scratch).find()  # as they are whenever the state of the modules was restored
         self._copied: list[tuple[int, int]] = []
 
     def hook_layer(self, module: nn.Module, path: str, names: Mapping[str, str], make: Callable[..., LayerUse]) -> None:
@@ -344,7 +346,7 @@ class OnePass:
             use.receive(self.anchor, self._views)
         records, self._records = self._records // self._views, None
         uses, self._uses, self._noted, self._collected, self._leaves = self._uses + self._collected, [], [], [], []
-        return RecordGradients(uses, trained_parameters(self.model), records)
+        return RecordGradients(uses, trained_parameters(self._walk), records)
 
     def set_aside(self) -> OpenPass:
         """The forward pass that is open. Others may run before `take_up` goes on with it, as in a pipeline."""
@@ -368,7 +370,7 @@ class OnePass:
         self._sync()
 
     def _sync(self) -> None:
-        self._structure.require_same(self.model)
+        self._structure.require_same()
         if self._lent and self._writes != self._count_writes():
             raise UnsupportedModel("the model writes to its own weights when it is run. Leave that to the optimizer")
         try:
@@ -380,24 +382,24 @@ class OnePass:
     def _copy_state(self) -> None:
         self.module_state.restore()
         with torch.no_grad():
-            for copied, original in zip(self.scratch.buffers(), self.model.buffers(), strict=True):
+            for copied, original in zip(self._copies.buffers, self._walk.find().buffers, strict=True):
                 if not torch.equal(copied, original):  # autograd may have kept it for a pass that was set aside
                     copied.copy_(original)
-            if self._copied != self._state():  # equal for the further micro-batches of a step
+            if not self._copied or self._copied != self._state():  # equal for the further micro-batches of a step
                 if not self._lent:
                     for copied, original in self._weights():
                         copied.copy_(original)
                 self._copied = self._state()
-        for own, module in zip(self.scratch.modules(), self.model.modules(), strict=True):
-            own.training = module.training
+        for own, flag in zip(self._copies.modules.values(), self._walk.training_flags(), strict=True):
+            own.training = flag
 
     def _count_writes(self) -> list[int]:
         """How often each weight was written to, here or in the scratch copy that uses it."""
-        return [parameter._version for parameter in self.model.parameters()]
+        return [parameter._version for parameter in self._walk.find().parameters.values()]
 
     def _weights(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every parameter of the scratch copy, and that of the model."""
-        return zip(self.scratch.parameters(), self.model.parameters(), strict=True)
+        return zip(self._copies.parameters.values(), self._walk.find().parameters.values(), strict=True)
 
     def _state(self) -> list[tuple[int, int]]:
         """Which weights there are and how often each was written to."""

@@ -25,14 +25,10 @@ from torch.func import functional_call
 from apportion.curator.gradients.batching_rules import vmap_records
 from apportion.curator.gradients.layer_use import add_views, gradient_or_zeros
 from apportion.curator.gradients.losses import LossFunction, record_losses, require_own_leaves
+from apportion.curator.gradients.model_walk import ModelWalk, trained_parameters
 from apportion.curator.gradients.module_state import ModelStructure, ModuleState
 from apportion.curator.tree import batch_size, call_arguments, drop_objects, map_tensors
 from apportion.errors import WrongOrder
-
-
-def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that learn, each once even if it is tied, in the order of the model."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 class ReferenceGradients:
@@ -42,7 +38,8 @@ class ReferenceGradients:
         self.model, self.mode = model, mode
         self.scratch = copy.deepcopy(model)
         self.module_state = ModuleState(self.scratch)
-        self._structure = ModelStructure(model)
+        self._walk = ModelWalk(model)
+        self._structure = ModelStructure(self._walk)
         self._frozen: dict[str, Tensor] = {}
         self._copies: list[dict[str, Tensor]] | None = None
         self._views = 1
@@ -56,8 +53,9 @@ class ReferenceGradients:
     def run(self, inputs: Any) -> Any:
         """The outputs of the scratch copy as it is."""
         size = batch_size(inputs)
-        trained = {name: parameter.detach().clone() for name, parameter in trained_parameters(self.model).items()}
-        self._frozen = {name: p.detach().clone() for name, p in self.model.named_parameters() if name not in trained}
+        trained = {name: parameter.detach().clone() for name, parameter in trained_parameters(self._walk).items()}
+        parameters = self._walk.find().parameters
+        self._frozen = {name: p.detach().clone() for name, p in parameters.items() if name not in trained}
         if self.mode == "vmap":
             together = {name: value.expand(size, *value.shape).requires_grad_() for name, value in trained.items()}
             self._copies = [together]
@@ -101,7 +99,7 @@ class ReferenceGradients:
     def sync_weights(self) -> None:
         """Take over the model's training flags and weights. Records get copies of these for the forward pass; what runs again in the
         backward pass, as with `torch.utils.checkpoint`, finds those of the scratch copy."""
-        self._structure.require_same(self.model)
+        self._structure.require_same()
         self._restore_state()
         with torch.no_grad():
             for own, original in zip(self.scratch.parameters(), self.model.parameters(), strict=True):
@@ -114,5 +112,5 @@ class ReferenceGradients:
         except Exception:  # what a module made of its copy cannot be undone
             self.scratch = copy.deepcopy(self.model)
             self.module_state = ModuleState(self.scratch)
-        for original, scratch in zip(self.model.modules(), self.scratch.modules(), strict=True):
+        for original, scratch in zip(self._walk.find().modules.values(), self.scratch.modules(), strict=True):
             scratch.training = original.training
