@@ -36,6 +36,13 @@ DESCRIPTIONS = {
     "lstm": "names of 15 characters, LSTM of width 128",
     "transformer": "4 layers of width 256, 128 words",
     "wrn": "WRN-16-4 with group normalisation, 32 × 32 pixels",
+    "table": "MLP 100-64-2",
+    "scatter-linear": "one layer on 3,969 features",
+    "logistic": "one layer, 30-2",
+    "bert-tiny": "BERT of 4 layers of width 128, 64 words",
+    "lora": "the same with adapters of rank 8",
+    "gpt2-small-ish": "GPT-2 of 6 layers of width 512, 128 words, 24.1 million parameters",
+    "resnet18": "ResNet-18 with group normalisation, 64 × 64 pixels",
 }
 
 
