@@ -286,6 +286,7 @@ class Plan:
         noise_state = self.begin_noise(shapes)
         contexts = [self.context(step, shapes, noise_state) for step in range(1, self.steps + 1)]
         state = self.clip.init(contexts[0])
+        self.request(contexts[0], state)  # refuses what cannot be asked
         releases = (self.clip.propose(state, context) for context in contexts)
         return [next(one.threshold for one in step if isinstance(one, ClippedSum)) for step in releases]
 

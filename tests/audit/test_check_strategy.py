@@ -68,14 +68,11 @@ STRATEGIES = {
 CORE = (
     "fixed, by layer",
     "quantile",
-    "norms, by layer",
-    "least error, by layer",
     "adaclip",
-    "growing",
     "validation",
     "chain",
 )
-"""Most of those that follow what is released, and of the schedules, which know nothing but the number of a step, one of each role."""
+"""One of each role, and those that follow what is released in ways of their own."""
 
 
 @pytest.mark.parametrize("name", thinned(STRATEGIES, CORE.__contains__))

@@ -110,6 +110,7 @@ def test_a_loop_of_ones_own_holds_for_groups_and_users(model, records, people, u
     assert report.sharp
 
 
+@pytest.mark.slow
 def test_a_recipe_for_groups_is_audited_with_three_of_them(model, records):
     """Also by sampling, at the audit's own rate of one half."""
     for people in PEOPLE.values():

@@ -32,6 +32,7 @@ def test_questions_about_a_file(ask):
     assert bins == pytest.approx([26, 25, 25, 25], abs=8)
 
 
+@pytest.mark.slow
 def test_charges_add_up_and_end(apportion, ask):
     apportion("ledger", "limit", "patients.sqlite", *LIMIT)
     question = ["--column", "age", "--of", "count", "--ledger", "patients.sqlite"]

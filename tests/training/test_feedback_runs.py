@@ -836,7 +836,7 @@ def test_spare_tokens_of_a_multiset_are_not_steps_of_their_own(records):
     [
         ap.update.AdaDP(),
         OWN["feedback"],
-        OWN["multiset"],
+        pytest.param(OWN["multiset"], marks=pytest.mark.slow),
         pytest.param(OWN["steering"], marks=pytest.mark.slow),
         pytest.param(ap.noise.AdaptivePrivacyUtility(), marks=pytest.mark.slow),  # Rényi curves of many multipliers
         pytest.param(ap.update.DPAGD(), marks=pytest.mark.slow),
@@ -981,7 +981,7 @@ def test_a_search_costs_the_same_however_many_step_sizes_fail(slope, found, reco
 # --- digits ------------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*METHODS[:3], *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS[3:])])
+@pytest.mark.parametrize("name", [METHODS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS[1:])])
 def test_the_defaults_train_digits(name):
     digits = ap.data.load("digits")
     torch.manual_seed(0)
