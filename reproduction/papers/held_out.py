@@ -6,6 +6,7 @@ does not cover a choice that was made on them: "selection not included".
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 from zlib import crc32
 
@@ -18,6 +19,8 @@ from apportion.budget import Public
 from apportion.compare.networks import build
 
 PARTS = 5
+_loaded = cache(data.load)
+"""Texts take seconds to read, and every trial asks for a network that fits them."""
 
 
 def imdb() -> tuple[Any, Public]:
@@ -27,7 +30,7 @@ def imdb() -> tuple[Any, Public]:
 
 def imdb_network() -> nn.Module:
     """That of `imdb-mlp`."""
-    return build("imdb-mlp", data.load("imdb"))
+    return build("imdb-mlp", _loaded("imdb"))
 
 
 def names() -> tuple[Any, Public]:
@@ -37,10 +40,10 @@ def names() -> tuple[Any, Public]:
 
 def names_network() -> nn.Module:
     """That of `name-lstm`."""
-    return build("name-lstm", data.load("names"))
+    return build("name-lstm", _loaded("names"))
 
 
 def _split(name: str) -> tuple[Any, Public]:
-    inputs, targets = data.load(name).train
+    inputs, targets = _loaded(name).train
     held = torch.tensor([crc32(row.tobytes()) % PARTS == 0 for row in inputs.numpy()])
     return (inputs[~held], targets[~held]), Public((inputs[held], targets[held]))
