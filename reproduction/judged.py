@@ -13,7 +13,7 @@ from apportion.compare.experiment import read_file
 FILE = Path(__file__).parent / "judged.toml"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class JudgedTable:
     """A table of a paper.
 
