@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from apportion.accounting.accountant import Accountant
 from apportion.accounting.concentrated import DisjointEpochsAccountant, TruncatedConcentratedAccountant
 from apportion.errors import InvalidArgument
 from apportion.event import Event
@@ -22,5 +23,5 @@ class CoveringTruncatedAccountant(TruncatedConcentratedAccountant):
             return math.inf
 
 
-OTHERS = {"zcdp": DisjointEpochsAccountant(), "tcdp": CoveringTruncatedAccountant()}
+OTHERS: Mapping[str, Accountant] = {"zcdp": DisjointEpochsAccountant(), "tcdp": CoveringTruncatedAccountant()}
 """By the name that a recipe's `calibrated_by` gives them."""
