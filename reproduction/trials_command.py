@@ -28,8 +28,7 @@ def trials(
 
     def show(trial: Trial, entry: dict[str, Any]) -> None:
         score = entry.get("refused") or f"{entry['accuracy']}, {entry['seconds']} s"
-        length = "" if trial.epochs is None else f", {trial.epochs} epochs"
-        print_error_stream(f"{trial.data}: {trial.method} {trial.number}{length}: {score}")
+        print_error_stream(f"{trial.data}: {trial.method} {trial.number} {trial.stage}: {score}")
 
     for one in read_designs(design):
         for judge in one.judges:

@@ -89,14 +89,14 @@ class Trial:
     """One run: a choice of a method on one data set.
 
     Args:
-        epochs: after which it is stopped, if it is not run to its end.
+        stage: how long it is.
     """
 
     method: str
     number: int
     data: str
     cell: Cell
-    epochs: int | None = None
+    stage: Stage
 
     @cached_property
     def key(self) -> str:
@@ -145,7 +145,7 @@ class Design:
         if place not in self.built:
             choice = merged(method.choices[number - 1], judge.chosen_with.get(method.label, {}))
             cells = [(data, self._cell(judge, method, choice, data, stage)) for data in judge.chosen_on]
-            self.built[place] = [Trial(method.label, number, data, cell, stage.epochs) for data, cell in cells]
+            self.built[place] = [Trial(method.label, number, data, cell, stage) for data, cell in cells]
         return self.built[place]
 
     def _cell(self, judge: Judge, method: Method, choice: dict[str, Any], data: str, stage: Stage) -> Cell:
@@ -175,7 +175,7 @@ def read_design(group: str, name: str) -> Design:
         reason = "methods have different numbers of trials, so that they are not equally tuned"
         raise InvalidArgument("method", counts, reason, "Give each as many as the others")
     count = next(iter(counts.values()))
-    stages = [Stage(one["epochs"], one["keep"]) for one in values.get("stage", ())] + [Stage(None, count)]
+    stages = [Stage(**one) for one in values.get("stage", ())] + [Stage(None, count)]
     judges = tuple(_read_judge(one) for one in values["judge"])
     texts = {key: values.get(key, "") for key in ("title", "source", "note")}
     study = values.get("study", group)

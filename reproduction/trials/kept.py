@@ -65,7 +65,7 @@ def run_trials(
             "choice": trial.cell.choice.model_dump(mode="json", exclude_defaults=True, exclude={"label"}),
             "seed": trial.cell.seed,
             "key": key,
-        } | ({} if trial.epochs is None else {"stopped_after": trial.epochs})
+        } | ({} if trial.stage.stop_after is None else {"stopped_after": trial.stage.stop_after})
         started = time.perf_counter()
         try:
             run = run_cell(trial.cell, data_dir=data_dir)

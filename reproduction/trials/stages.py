@@ -25,19 +25,25 @@ class Stage:
     """Runs of one length.
 
     Args:
-        epochs: a run is stopped after so many; `None` is its full length.
+        stop_after: a run is stopped after so many measurements; `None` is its full length.
         keep: how many of the best go on to the next stage.
+        every: when it is measured: a number of steps, or of epochs in words.
     """
 
-    epochs: int | None
+    stop_after: int | None
     keep: int
+    every: str | int = "1 epoch"
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those that stop a run. It is measured after each epoch, and no measurement after the first counts as better."""
-        if self.epochs is None:
+        """Those that stop a run: no measurement after the first counts as better."""
+        if self.stop_after is None:
             return {}
-        return {"evaluate_every": "1 epoch", "patience": self.epochs - 1, "min_delta": NEVER_BETTER}
+        return {"evaluate_every": self.every, "patience": self.stop_after - 1, "min_delta": NEVER_BETTER}
+
+    def __str__(self) -> str:
+        every = self.every if isinstance(self.every, str) else f"{self.every} steps"
+        return "at full length" if self.stop_after is None else f"stopped after {self.stop_after} times {every}"
 
 
 @dataclass(frozen=True)
