@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 from apportion.reporting.judging import compare_accuracy
 from reproduction.figures.kept_results import Cell, Results
+from reproduction.figures.referee_rows import settings_in_words
 from reproduction.figures.tables import MARKS, escape_markdown, markdown_table
 from reproduction.judged import JudgedTable, judged_tables
+from reproduction.trials import Design, find_winner, read_designs
 
 HEADINGS = ("table", "printed", "run", "met", "not run")
+CHOSEN = ("judged on", "method", "runs to choose", "seconds", "chosen settings")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ def judged_part(results: Results) -> str:
     for table, verdicts in found.items():
         if any(one.met is not None for one in verdicts):
             blocks += [f"**{escape_markdown(table.title)}**: ours (printed)", _grid(verdicts)]
+            blocks += [_chosen(table.study, results)] if table.study in _designs() else []
     return "\n\n".join([*blocks, _not_run(found)])
 
 
@@ -81,6 +85,34 @@ def _grid(verdicts: list[Verdict]) -> str:
             [escape_markdown(experiment), *(of_row[one].in_words() if one in of_row else "" for one in recipes), true]
         )
     return markdown_table(["", *map(escape_markdown, recipes), "true ε"], rows, words=("",))
+
+
+def _designs() -> dict[str, Design]:
+    """Those of the papers, by their study."""
+    return {design.study: design for design in read_designs("papers")}
+
+
+def _chosen(study: str, results: Results) -> str:
+    """What the trials of each method chose, and what they cost; of the methods that have a winner."""
+    design, kept = _designs()[study], results.trials["papers"]
+    rows = []
+    for judge in design.judges:
+        for method in design.methods:
+            if (winner := find_winner(design, judge, method, kept)) is None:
+                continue
+            trials = [
+                trial
+                for stage in design.stages
+                for number in range(1, len(method.choices) + 1)
+                for trial in design.trials_of(judge, method, number, stage)
+                if trial.key in kept.found
+            ]
+            seconds = sum(kept.found[trial.key]["seconds"] for trial in trials)
+            words = settings_in_words(winner.choice) + (" (edge)" if winner.edge else "")
+            rows.append(
+                [escape_markdown(judge.name), escape_markdown(method.label), str(len(trials)), f"{seconds:,.0f}", words]
+            )
+    return markdown_table(CHOSEN, rows, words=("judged on", "method", "chosen settings"))
 
 
 def _not_run(found: Mapping[JudgedTable, list[Verdict]]) -> str:

@@ -73,7 +73,7 @@ def judged(results: Results, name: str) -> list[Row]:
                 method.label,
                 method.adapts,
                 len(keys & set(results.trials[STUDY].found)) // len(judge.chosen_on),
-                "" if winner is None else _in_words(winner.choice),
+                "" if winner is None else settings_in_words(winner.choice),
                 winner is not None and winner.edge,
                 statistics.fmean(values),
                 statistics.stdev(values) / math.sqrt(len(values)),
@@ -119,12 +119,12 @@ def format_difference(difference: Difference) -> str:
     return f"{mean} [{low}, {high}]".replace("-", "−")
 
 
-def _in_words(choice: Mapping[str, Any], prefix: str = "") -> str:
+def settings_in_words(choice: Mapping[str, Any], prefix: str = "") -> str:
     """Settings as on a command line, without the name of the recipe."""
     parts = []
     for key, value in choice.items():
         if isinstance(value, Mapping):
-            parts.append(_in_words(value, f"{prefix}{key}."))
+            parts.append(settings_in_words(value, f"{prefix}{key}."))
         elif prefix or key != "name":
             shown = f"{value:g}" if isinstance(value, float) else str(value).replace(" ", "")
             parts.append(f"`{prefix}{key}={shown}`")
