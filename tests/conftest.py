@@ -6,6 +6,10 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+# The suite runs one process for each core. Threads of numpy's BLAS wait for each other by spinning, which costs the other process its
+# time; it looks at its settings when it is loaded.
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
+
 import pytest
 import torch
 from hypothesis import settings
@@ -22,7 +26,7 @@ if (
 ):  # as a shell starts what runs in the background; child processes would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-torch.set_num_threads(1)  # the suite runs one process for each core
+torch.set_num_threads(1)
 
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2**30:

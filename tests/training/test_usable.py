@@ -117,8 +117,8 @@ def test_its_noise_has_the_declared_size(model, records):
     assert np.mean(found) == pytest.approx(1.0, abs=4 * deviation / math.sqrt(4000))
 
 
-def planned(records=RECORDS, **changes):
-    budget = ap.Budget(epsilon=3.0, delta=1e-5, unit=ap.Record())
+def planned(records=RECORDS, epsilon=3.0, **changes):
+    budget = ap.Budget(epsilon=epsilon, delta=1e-5, unit=ap.Record())
     settings = {"batch_size": 100, "steps": 8} | changes
     return ap.plan("abadi", budget=budget, population=records, **settings)
 
@@ -210,8 +210,9 @@ def test_a_loop_of_ones_own_stops_too(model, records, tmp_path):
 
 def test_if_many_fail_the_run_goes_on_and_says_so(model, records, tmp_path):
     inputs, targets = records
+    plan = planned(epsilon=30.0, batch_size=0.9 * RECORDS)  # half is far from all and from none, by many deviations
     with pytest.warns(UserWarning, match=r"about \d+% of the records can be used"):
-        found = run(model, (inputs, targets + 1), tmp_path)  # 1 and 2 instead of 0 and 1
+        found = run(model, (inputs, targets + 1), tmp_path, plan)  # 1 and 2 instead of 0 and 1
     assert found.usable == pytest.approx(0.5, abs=0.2)
     assert found.steps == 8
 
