@@ -74,13 +74,8 @@ def _grid(verdicts: list[Verdict]) -> str:
         if all(one.met is None for one in of_row.values()):
             continue
         spent = [one.cell.epsilon for one in of_row.values() if one.cell is not None and one.cell.epsilon is not None]
-        true = (
-            ""
-            if not spent
-            else f"{min(spent):.3f} to {max(spent):.3f}"
-            if max(spent) - min(spent) > 5e-4
-            else f"{spent[0]:.3f}"
-        )
+        ends = [f"{one:.3f}" for one in (min(spent), max(spent))] if spent else [""]
+        true = " to ".join(dict.fromkeys(ends))
         rows.append(
             [escape_markdown(experiment), *(of_row[one].in_words() if one in of_row else "" for one in recipes), true]
         )
