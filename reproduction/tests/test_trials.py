@@ -70,6 +70,13 @@ def test_a_step_becomes_a_learning_rate():
         read_choices({"label": "m", "name": "adaclip"}, {"step": {"low": 1.0, "high": 16.0}}, 5)
 
 
+def test_thresholds_that_move_begin_where_others_stay():
+    vary = {"threshold": {"low": 0.1, "high": 10.0}, "momentum": [0.0, 0.9]}
+    (fixed, _), (moving, _) = (read_choices({"label": name, "name": name}, vary, 6) for name in ("abadi", "lin-decay"))
+    assert [one["clip"]["threshold"] for one in fixed] == [one["clip"]["start"] for one in moving]
+    assert [one["momentum"] for one in fixed] == [one["momentum"] for one in moving]
+
+
 def test_the_best_of_the_short_trials_go_on(tmp_path):
     design = made_up()
     judge, method, path = design.judges[0], design.methods[0], tmp_path / "trials.json"

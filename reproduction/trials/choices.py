@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from apportion.errors import InvalidArgument
+from apportion.strategies.recipes import named
 from reproduction.trials.spread import rounded, spread
 
 STEP = "step"
 """Of a range: lr·C/(1 − momentum), how far a clipped gradient moves the weights in the end. lr follows from it, from the threshold C with
 which the method begins, and from the momentum; so the range of a step suits many thresholds."""
+THRESHOLD = "threshold"
+"""Of a range: `clip.threshold`, or `clip.start` of a method whose threshold moves, so that both have their values in the same order."""
 _OWN = ("label", "adapts", "variant", "printed", "vary")
 
 
@@ -61,7 +64,9 @@ def _chosen(shared: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
     """A choice with the values of a row, and with lr in the place of a step."""
     choice = shared
     for path, value in row.items():
-        if path != STEP:
+        if path == THRESHOLD:
+            choice = merged(choice, {"clip": {_begins_with(shared["name"]): value}})
+        elif path != STEP:
             choice = merged(choice, nested(path, value))
     if STEP in row:
         clip = choice.get("clip", {})
@@ -71,6 +76,11 @@ def _chosen(shared: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidArgument("vary.step", row[STEP], reason, "Give lr a range instead")
         choice = merged(choice, {"lr": rounded(row[STEP] * (1 - choice.get("momentum", 0.0)) / threshold)})
     return choice
+
+
+def _begins_with(recipe: str) -> str:
+    """What the threshold of a recipe is called, or its first one."""
+    return "threshold" if "threshold" in named(recipe).values("clip") else "start"
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:
