@@ -22,6 +22,7 @@ from reproduction.figures.referee_rows import questions, referee_part
 from reproduction.figures.tables import study_table
 from reproduction.folders import PAGES
 from reproduction.study import study_names
+from reproduction.trials import read_designs
 
 _PART = re.compile(
     r"^<!-- (?:(?P<kind>results|figure|referee): (?P<name>\S+)|(?P<table>choosing|judged|default)) -->$",
@@ -75,10 +76,16 @@ def _content(kind: str, name: str, results: Results, folder: Path) -> str:
     if kind == "judged":
         return judged_part(results)
     if kind == "results":
-        validate.known("results", name, study_names(), "a page asks for it")
+        tuned = {design.study: design.name for design in read_designs("papers")}
+        validate.known("results", name, (*study_names(), *tuned), "a page asks for it")
         if name in results.studies:
             return study_table(results.studies[name])
-        return f"not run yet: `python -m reproduction run {name}`"
+        run = f"`python -m reproduction run {name}`"
+        return (
+            f"not run yet: `python -m reproduction trials {tuned[name]}`, `choose` and {run}"
+            if name in tuned
+            else f"not run yet: {run}"
+        )
     if kind == "referee":
         return referee_part(
             results, validate.known("referee", name, ("summary", "trials", *questions()), "a page asks for it")
