@@ -21,7 +21,7 @@ from apportion.reporting.result import HistoryEntry, RunResult
 from apportion.training.versions import package_versions, source_commit
 from reproduction.study.distorted_clients import run_clients
 from reproduction.study.gradient_norms import median_norms
-from reproduction.study.loose_accountants import OTHERS
+from reproduction.study.loose_accountants import OTHERS, plan_loosely
 from reproduction.study.paper_experiment import Cell, PaperExperiment
 
 _resolved = cache(resolve)
@@ -51,8 +51,7 @@ def _trained(cell: Cell, data_dir: Path | None) -> RunResult:
     if choice.calibrated_by == "clt":  # the noise of the limit theorem, at its true price
         plan = plan_by_limit_theorem(choice.recipe(), experiment.budget(), experiment.sampling())
     elif choice.calibrated_by in OTHERS:  # more noise than is needed
-        other = OTHERS[choice.calibrated_by]
-        plan = plan_steps(choice.recipe(), experiment.budget(), experiment.sampling(), accountant=other)
+        plan = plan_loosely(choice.calibrated_by, choice.recipe(), experiment.budget(), experiment.sampling())
     elif experiment.group:
         planned = plan_steps(choice.recipe(), experiment.budget(), experiment.sampling())
         plan = planned.with_owners(labels=deal_groups([one.share for one in experiment.group], len(subject.train[1])))

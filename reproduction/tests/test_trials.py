@@ -4,10 +4,13 @@ import math
 
 import pytest
 
+from apportion.budget import Budget, Record
 from apportion.errors import InvalidArgument
+from apportion.sampling import Sampling
+from apportion.strategies.recipes import named
 from reproduction.judged import judged_tables, printed_figures
 from reproduction.study import open_study, read_study
-from reproduction.study.loose_accountants import OTHERS
+from reproduction.study.loose_accountants import OTHERS, plan_loosely
 from reproduction.study.run_cell import run_cell
 from reproduction.trials import KeptTrials, Stage, find_winner, missing_trials, read_designs, run_trials
 from reproduction.trials import design as designs
@@ -174,6 +177,19 @@ def test_a_loose_bound_needs_more_noise_and_spends_less(calibrated_by):
     loose, ours = map(run_cell, read_study("s", values | {"experiment": [{"label": "e", "recipe": recipes}]}).cells)
     assert loose.epsilon < 0.9 * ours.epsilon
     assert loose.target_epsilon == 1.0
+
+
+def test_tcdp_covers_no_less_noise_than_its_theorem_does():
+    sampling = Sampling.declare(population=25_000, batch_size=1024, epochs=2)
+    one, other = (
+        plan_loosely("tcdp", named("zhang"), Budget(epsilon=epsilon, delta=1e-6, unit=Record()), sampling)
+        for epsilon in (50.0, 90.0)
+    )
+    assert one.multipliers == pytest.approx(other.multipliers)
+    assert min(one.multipliers) == pytest.approx(5**0.5)
+    assert one.budget.epsilon == 50.0
+    with pytest.raises(InvalidArgument, match="sampling rate"):
+        plan_loosely("tcdp", named("zhang"), one.budget, Sampling.declare(population=1000, batch_size=500, epochs=2))
 
 
 def test_judged_cells_are_listed_once_and_reasons_name_them():
