@@ -1,4 +1,4 @@
-"""`python -m reproduction trials` and `choose`: settings of the referee's study, from equally many trials of every method."""
+"""`python -m reproduction trials` and `choose`: settings of studies, from equally many trials of every method."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import typer
 from apportion.cli import options
 from apportion.cli.output import print_error_stream
 from reproduction.folders import short
-from reproduction.referee import KeptTrials, Trial, read_designs, run_trials
-from reproduction.referee.chosen import STUDY, study_text
+from reproduction.trials import KeptTrials, Trial, missing_trials, read_designs, run_trials
+from reproduction.trials.chosen import group_of, study_file, study_texts
+from reproduction.trials.design import GROUPS
+from reproduction.trials.kept import trials_file
 
 
 def trials(
+    design: Annotated[str, typer.Argument(help="`referee`, `papers`, or one file of papers/.")] = "referee",
     only: Annotated[str, typer.Option(help="Only trials whose 'on DATA: METHOD' contains this text.")] = "",
     data_dir: options.DataDir = None,
 ) -> None:
@@ -21,24 +24,31 @@ def trials(
 
     Example: python -m reproduction trials --only "on mnist: adamw"
     """
-    kept = KeptTrials.open()
-    wanted = [
-        trial for design in read_designs() for trial in design.trials() if only in f"on {trial.data}: {trial.method}"
-    ]
-    missing = [trial for trial in wanted if trial.key not in kept.found]
-    print_error_stream(f"{len(wanted) - len(missing)} of {len(wanted)} trials are kept")
+    kept = KeptTrials.open(trials_file(group_of(design)))
 
     def show(trial: Trial, entry: dict[str, Any]) -> None:
         score = entry.get("refused") or f"{entry['accuracy']}, {entry['seconds']} s"
-        print_error_stream(f"{trial.data}: {trial.method} {trial.number}: {score}")
+        print_error_stream(f"{trial.data}: {trial.method} {trial.number} {trial.stage}: {score}")
 
-    run_trials(kept, missing, data_dir, show)
+    for one in read_designs(design):
+        for judge in one.judges:
+            for method in one.methods:
+                # what is run at full length depends on the shorter trials
+                while missing := [
+                    trial
+                    for trial in missing_trials(one, judge, method, kept)
+                    if only in f"on {trial.data}: {trial.method}"
+                ]:
+                    print_error_stream(f"{one.name}, {judge.name}, {method.label}: {len(missing)} trials are missing")
+                    run_trials(kept, missing, data_dir, show)
 
 
 def choose() -> None:
-    """Write the settings of the study `referee` from the trials that are kept.
+    """Write the settings of the studies from the trials that are kept.
 
     Example: python -m reproduction choose
     """
-    STUDY.write_text(study_text(KeptTrials.open()), encoding="utf-8")
-    typer.echo(short(STUDY))
+    for group in GROUPS:
+        for study, text in study_texts(group, KeptTrials.open(trials_file(group))).items():
+            study_file(study).write_text(text, encoding="utf-8")
+            typer.echo(short(study_file(study)))

@@ -12,7 +12,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 
 from apportion.errors import InvalidArgument
 from apportion.reporting.result import RunResult
-from reproduction.referee.trials import TRIALS, KeptTrials
+from reproduction.trials.design import GROUPS
+from reproduction.trials.kept import KeptTrials, trials_file
 
 
 def _printable(words: str) -> str:
@@ -130,28 +131,30 @@ class SearchFile(_Part):
 
 @dataclass(frozen=True)
 class Results:
-    """All files of a folder, by the stem of their name; the trials of the referee. `unknown` are those that are none of them."""
+    """All files of a folder, by the stem of their name; trials by the group of their designs. `unknown` are those that are none of them."""
 
     studies: Mapping[str, StudyFile] = field(default_factory=dict)
     searches: Mapping[str, SearchFile] = field(default_factory=dict)
-    trials: KeptTrials = field(default_factory=lambda: KeptTrials(TRIALS))
+    trials: Mapping[str, KeptTrials] = field(
+        default_factory=lambda: {group: KeptTrials(trials_file(group)) for group in GROUPS}
+    )
     unknown: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> Results:
         """What is in the folder; nothing if there is none."""
-        studies, searches, unknown, trials = {}, {}, [], KeptTrials(folder / TRIALS.name)
+        studies, searches, unknown = {}, {}, []
+        trials = {group: trials_file(group, folder) for group in GROUPS}
         for file in sorted(folder.glob("*.json")):
             content = _content(file)
             if isinstance(content, dict) and "runs" in content:
                 studies[file.stem] = _checked(StudyFile, content, file)
             elif isinstance(content, dict) and "trace" in content:
                 searches[file.stem] = _checked(SearchFile, content, file)
-            elif file.name == TRIALS.name:
-                trials = KeptTrials.open(file)
-            else:
+            elif file not in trials.values():
                 unknown.append(file.name)
-        return cls(studies, searches, trials, tuple(unknown))
+        kept = {group: KeptTrials.open(file) for group, file in trials.items()}
+        return cls(studies, searches, kept, tuple(unknown))
 
 
 def _content(file: Path) -> Any:

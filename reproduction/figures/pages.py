@@ -1,7 +1,7 @@
 """Fills the parts of pages that are made of results.
 
-A part stands between `<!-- results: NAME -->`, `<!-- figure: NAME -->`, `<!-- referee: NAME -->`, `<!-- choosing -->` or
-`<!-- default -->` and `<!-- end -->`. What people wrote around it stays.
+A part stands between `<!-- results: NAME -->`, `<!-- figure: NAME -->`, `<!-- referee: NAME -->`, `<!-- choosing -->`,
+`<!-- judged -->` or `<!-- default -->` and `<!-- end -->`. What people wrote around it stays.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from apportion.errors import InvalidArgument
 from reproduction.figures.choosing import COMPARISONS, choosing_table
 from reproduction.figures.default_table import STUDIES, default_table
 from reproduction.figures.figure_catalogue import FIGURES
+from reproduction.figures.judged_part import judged_part
 from reproduction.figures.kept_results import Results
 from reproduction.figures.referee_rows import questions, referee_part
 from reproduction.figures.tables import study_table
 from reproduction.folders import PAGES
 from reproduction.study import study_names
+from reproduction.trials import read_designs
 
 _PART = re.compile(
-    r"^<!-- (?:(?P<kind>results|figure|referee): (?P<name>\S+)|(?P<table>choosing|default)) -->$", flags=re.MULTILINE
+    r"^<!-- (?:(?P<kind>results|figure|referee): (?P<name>\S+)|(?P<table>choosing|judged|default)) -->$",
+    flags=re.MULTILINE,
 )
 _END = "<!-- end -->"
 
@@ -52,7 +55,8 @@ def fill(page: str, results: Results, folder: Path) -> str:
             "pages",
             [start.group() for start in starts],
             f"{len(ends)} times {_END} stands in the page, and not once after each of these",
-            "Write one where each part ends, and spell the parts `results: NAME`, `figure: NAME`, `referee: NAME`, `choosing` or `default`",
+            "Write one where each part ends, and spell the parts `results: NAME`, `figure: NAME`, `referee: NAME`, `choosing`, `judged` "
+            "or `default`",
         )
     pieces, position = [], 0
     for start, end in zip(starts, ends, strict=True):
@@ -69,11 +73,19 @@ def _content(kind: str, name: str, results: Results, folder: Path) -> str:
     if kind == "choosing":
         commands = ", ".join(f"`python -m reproduction run {one}`" for one in COMPARISONS)
         return choosing_table(results) or f"not run yet: {commands}"
+    if kind == "judged":
+        return judged_part(results)
     if kind == "results":
-        validate.known("results", name, study_names(), "a page asks for it")
+        tuned = {design.study: design.name for design in read_designs("papers")}
+        validate.known("results", name, (*study_names(), *tuned), "a page asks for it")
         if name in results.studies:
             return study_table(results.studies[name])
-        return f"not run yet: `python -m reproduction run {name}`"
+        run = f"`python -m reproduction run {name}`"
+        return (
+            f"not run yet: `python -m reproduction trials {tuned[name]}`, `choose` and {run}"
+            if name in tuned
+            else f"not run yet: {run}"
+        )
     if kind == "referee":
         return referee_part(
             results, validate.known("referee", name, ("summary", "trials", *questions()), "a page asks for it")

@@ -10,9 +10,8 @@ from typing import Any
 
 from reproduction.figures.kept_results import Results
 from reproduction.figures.tables import escape_markdown, markdown_table
-from reproduction.referee.chosen import find_winner
-from reproduction.referee.design import Design, Judge, read_designs
 from reproduction.referee.paired import Difference, Verdict, paired_difference, verdicts
+from reproduction.trials import Design, Judge, find_winner, read_designs
 
 STUDY = "referee"
 HEADINGS = ("method", "what it adapts", "trials", "chosen settings", "accuracy, %", "difference, points", "verdict")
@@ -67,14 +66,14 @@ def judged(results: Results, name: str) -> list[Row]:
     for method in design.methods:
         if method.label not in others and method is not design.methods[0]:
             continue
-        winner, values = find_winner(design, judge, method, results.trials), list(scores[method.label].values())
+        winner, values = find_winner(design, judge, method, results.trials[STUDY]), list(scores[method.label].values())
         keys = {trial.key for trial in _trials(design, judge, method.label)}
         rows.append(
             Row(
                 method.label,
                 method.adapts,
-                len(keys & set(results.trials.found)) // len(judge.chosen_on),
-                "" if winner is None else _in_words(winner.choice),
+                len(keys & set(results.trials[STUDY].found)) // len(judge.chosen_on),
+                "" if winner is None else settings_in_words(winner.choice),
                 winner is not None and winner.edge,
                 statistics.fmean(values),
                 statistics.stdev(values) / math.sqrt(len(values)),
@@ -120,12 +119,12 @@ def format_difference(difference: Difference) -> str:
     return f"{mean} [{low}, {high}]".replace("-", "−")
 
 
-def _in_words(choice: Mapping[str, Any], prefix: str = "") -> str:
+def settings_in_words(choice: Mapping[str, Any], prefix: str = "") -> str:
     """Settings as on a command line, without the name of the recipe."""
     parts = []
     for key, value in choice.items():
         if isinstance(value, Mapping):
-            parts.append(_in_words(value, f"{prefix}{key}."))
+            parts.append(settings_in_words(value, f"{prefix}{key}."))
         elif prefix or key != "name":
             shown = f"{value:g}" if isinstance(value, float) else str(value).replace(" ", "")
             parts.append(f"`{prefix}{key}={shown}`")
@@ -154,7 +153,7 @@ def _summary(results: Results) -> str:
 
 
 def _count_trials(results: Results) -> str:
-    entries = results.trials.found.values()
+    entries = results.trials[STUDY].found.values()
     seconds = sum(entry.get("seconds", 0.0) for entry in entries)
     runs = results.studies[STUDY].runs if STUDY in results.studies else ()
     judged_seconds = sum(run.seconds or 0.0 for run in runs)

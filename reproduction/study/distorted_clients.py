@@ -82,6 +82,7 @@ def run_clients(
         evaluate=subject.test,
         evaluate_every=experiment.evaluate_every,
         seed=seed,
+        stop=experiment.stopping(),
         progress=False,
     )
     found = describe_run(run.statement(), run.configuration(), [entry.as_json() for entry in run.history])

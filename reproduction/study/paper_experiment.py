@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
@@ -24,16 +24,19 @@ class PaperChoice(RecipeChoice):
     Args:
         control_of: the label of the recipe that this one is a control of.
         calibrated_by: "pld" solves the noise from the true ε; "clt" from the limit theorem of Du et al., which is not an upper bound, so
-            that the run really spends more than the experiment's ε.
+            that the run really spends more than the experiment's ε; "zcdp" and "tcdp" from bounds that are far from it, so that it
+            spends less.
         paper: the accuracy that the source printed, in percent, and `paper_std` what it printed after ±.
-        seeds: instead of the experiment's.
+        seeds, epochs, batch_size: instead of the experiment's.
     """
 
     control_of: str | None = None
-    calibrated_by: Literal["pld", "clt"] = "pld"
+    calibrated_by: Literal["pld", "clt", "zcdp", "tcdp"] = "pld"
     paper: float | None = Percent
     paper_std: float | None = Field(default=None, ge=0)
     seeds: tuple[Seed, ...] | None = None
+    epochs: float | None = None
+    batch_size: int | None = None
 
 
 class Later(StrictModel):
@@ -74,6 +77,11 @@ class PaperExperiment(Experiment):
     def shown(self) -> str:
         """Its label, or data and budget."""
         return self.label or (self.data if self.epsilon is None else f"{self.data}, ε = {self.epsilon:g}")
+
+    def of(self, choice: RecipeChoice) -> Self:
+        """What is said for this recipe: its length and batch size too."""
+        own = {name: getattr(choice, name, None) for name in ("epochs", "batch_size")}
+        return super().of(choice).model_copy(update={name: value for name, value in own.items() if value is not None})
 
     def check(self) -> None:
         """Raise for everything that can be seen to be wrong before data is read."""
@@ -164,6 +172,11 @@ class Cell:
             **({} if experiment.clients is None else {"clients": experiment.clients.model_dump()}),
             **({} if experiment.features is None else {"features": experiment.features.model_dump()}),
             **({} if experiment.views is None else {"views": experiment.views.model_dump(mode="json")}),
+            **(
+                {}
+                if (stop := experiment.stopping()) is None
+                else {"stop": asdict(stop), "every": experiment.evaluate_every}
+            ),
         }
 
     def _people(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from apportion.reporting.result import HistoryEntry, RunResult
 from apportion.training.versions import package_versions, source_commit
 from reproduction.study.distorted_clients import run_clients
 from reproduction.study.gradient_norms import median_norms
+from reproduction.study.loose_accountants import OTHERS, plan_loosely
 from reproduction.study.paper_experiment import Cell, PaperExperiment
 
 _resolved = cache(resolve)
@@ -49,6 +50,8 @@ def _trained(cell: Cell, data_dir: Path | None) -> RunResult:
     plan = None
     if choice.calibrated_by == "clt":  # the noise of the limit theorem, at its true price
         plan = plan_by_limit_theorem(choice.recipe(), experiment.budget(), experiment.sampling())
+    elif choice.calibrated_by in OTHERS:  # more noise than is needed
+        plan = plan_loosely(choice.calibrated_by, choice.recipe(), experiment.budget(), experiment.sampling())
     elif experiment.group:
         planned = plan_steps(choice.recipe(), experiment.budget(), experiment.sampling())
         plan = planned.with_owners(labels=deal_groups([one.share for one in experiment.group], len(subject.train[1])))
@@ -81,7 +84,7 @@ def deal_groups(shares: Sequence[float], records: int) -> list[int]:
 
 def _priced(cell: Cell) -> RunResult:
     """What the plan costs from step to step, by our accountant and in the end by the others; nothing is trained."""
-    experiment, choice, started = cell.experiment, cell.choice, time.perf_counter()
+    experiment, choice, started = cell.experiment.of(cell.choice), cell.choice, time.perf_counter()
     budget = experiment.budget()
     planned = plan_recipe(choice.recipe(), budget, experiment.sampling(), choice.calibrated_by)
     plan = plan_facts(planned, target_epsilon=budget.epsilon, calibration=choice.calibrated_by, with_claims=True)

@@ -8,11 +8,12 @@ from reproduction.figures import Results
 from reproduction.figures.intervals import Interval, Intervals, interval_chart
 from reproduction.figures.referee_rows import judged, questions, referee_part
 from reproduction.folders import RESULTS
-from reproduction.referee import KeptTrials, read_designs
-from reproduction.referee.chosen import STUDY, find_winner, study_text
-from reproduction.referee.design import _merged, _nested
 from reproduction.referee.paired import Difference, holm, paired_difference, verdicts
 from reproduction.study import open_study
+from reproduction.trials import KeptTrials, find_winner, read_designs
+from reproduction.trials.choices import merged, nested
+from reproduction.trials.chosen import study_file, study_texts
+from reproduction.trials.kept import trials_file
 
 OURS = {1: 0.91, 2: 0.93, 3: 0.92, 4: 0.95}
 BASELINE = {1: 0.90, 2: 0.91, 3: 0.92, 4: 0.92, 9: 0.10}
@@ -25,7 +26,7 @@ def results():
 
 @pytest.fixture(scope="module")
 def kept():
-    return KeptTrials.open()
+    return KeptTrials.open(trials_file("referee"))
 
 
 def test_a_paired_difference_is_students():
@@ -97,8 +98,8 @@ def test_every_judged_method_got_the_same_trials_and_the_same_seeds(results, kep
 
 
 def test_the_committed_study_is_what_the_trials_choose(kept):
-    text = STUDY.read_text(encoding="utf-8")
-    assert text == study_text(kept), "run `python -m reproduction choose`"
+    text = study_file("referee").read_text(encoding="utf-8")
+    assert {"referee": text} == study_texts("referee", kept), "run `python -m reproduction choose`"
     found = open_study("referee")
     for one in found.experiments:
         assert one.recipe[0].shown == "fixed clip"
@@ -121,7 +122,7 @@ def test_the_winner_is_the_first_of_the_best(kept):
 
 
 def test_settings_said_in_two_places_are_one_table():
-    assert _merged({"clip": {"start": 1.0}}, _nested("clip.power", 0.5)) == {"clip": {"start": 1.0, "power": 0.5}}
+    assert merged({"clip": {"start": 1.0}}, nested("clip.power", 0.5)) == {"clip": {"start": 1.0, "power": 0.5}}
 
 
 def test_trials_are_kept_one_by_one(tmp_path):

@@ -7,9 +7,11 @@ from apportion.errors import InvalidArgument
 from reproduction.figures import FIGURES, Results, draw_all
 from reproduction.figures.choosing import as_good, choosing_table
 from reproduction.figures.default_table import format_table
+from reproduction.figures.judged_part import Verdict, judge, judged_part
 from reproduction.figures.pages import fill
 from reproduction.figures.tables import rank_agreement, study_table
 from reproduction.folders import HERE, PAGES, PICTURES, RESULTS, TABLE
+from reproduction.judged import judged_tables
 from reproduction.study import study_names
 
 
@@ -77,6 +79,26 @@ def test_the_choice_is_among_runs_that_keep_to_their_budget(results):
     found = [cell for cell in results.studies["du_table_1"].of("MNIST, ε = 1.2") if "CLT" not in cell.recipe]
     best = max(found, key=lambda cell: cell.test_accuracy)
     assert f"| mnist, du-cnn | 1.2 | {best.recipe} | {100 * best.test_accuracy:.2f} |" in table
+
+
+def test_what_is_judged_is_counted_whether_it_was_run_or_not(results):
+    page, cells = judged_part(results), [cell for table in judged_tables() for cell in table.cells]
+    run = [one for table in judged_tables() for one in judge(table, results) if one.met is not None]
+    assert 0 < len(run) < len(cells)
+    assert f"| all | {len(cells)} | {len(run)} | {sum(one.met for one in run)} | {len(cells) - len(run)} |" in page
+    assert "MNIST, without privacy" in page.partition("Without a run:")[0]
+    assert "Imagenette, ε = 11" in page.partition("Without a run:")[2]
+    nothing = judged_part(Results())
+    assert f"| all | {len(cells)} | 0 | 0 | {len(cells)} |" in nothing
+
+
+def test_a_cell_of_the_limit_theorem_is_judged_with_its_true_price_beside_it(results):
+    [cell] = cells_like(results, (0.9071, None))
+    dear = cell.model_copy(update={"epsilon": 1.5, "paper_epsilon": 1.2, "met": None})
+    assert Verdict("e", "r", 91.0, dear).met is True  # at most 0.3 points below
+    assert Verdict("e", "r", 91.1, dear).met is False
+    assert Verdict("e", "r", 91.0, None).met is None
+    assert Verdict("e", "r", 91.0, dear).in_words() == "90.71 (91) ✓"
 
 
 def test_parts_of_a_page_are_made_anew_and_the_rest_stays(results):

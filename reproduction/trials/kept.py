@@ -1,4 +1,4 @@
-"""`reproduction/results/referee_trials.json`: every trial of every method, run once and kept."""
+"""`reproduction/results/*_trials.json`: every trial of every method, run once and kept."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from typing import Any
 from apportion.errors import ApportionError
 from apportion.training.checkpoint import replace_file
 from reproduction.folders import RESULTS
-from reproduction.referee.design import Trial
 from reproduction.study.run_cell import run_cell
+from reproduction.trials.design import Trial
 
-TRIALS = RESULTS / "referee_trials.json"
 VERSION = 1
+
+
+def trials_file(group: str, folder: Path = RESULTS) -> Path:
+    """Where the trials of a group of designs are kept."""
+    return folder / f"{group}_trials.json"
+
+
 Show = Callable[[Trial, dict[str, Any]], None]
 
 
@@ -28,7 +34,7 @@ class KeptTrials:
     found: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, path: Path = TRIALS) -> KeptTrials:
+    def open(cls, path: Path) -> KeptTrials:
         """What the file holds; nothing if there is none."""
         entries = json.loads(path.read_text(encoding="utf-8"))["trials"] if path.exists() else []
         return cls(path, {entry["key"]: entry for entry in entries})
@@ -59,7 +65,7 @@ def run_trials(
             "choice": trial.cell.choice.model_dump(mode="json", exclude_defaults=True, exclude={"label"}),
             "seed": trial.cell.seed,
             "key": key,
-        }
+        } | ({} if trial.stage.stop_after is None else {"stopped_after": trial.stage.stop_after})
         started = time.perf_counter()
         try:
             run = run_cell(trial.cell, data_dir=data_dir)
