@@ -119,10 +119,9 @@ class GradientProbe:
                     continue
                 assert isinstance(rows, Mapping)
                 batches = _BATCHES if kind == "plain" else _BATCHES[:1]
-                summaries = summarise_rows(rows, batches, self._dtype)
-                del rows  # as large as the model for each record
                 for batch in batches:
-                    yield select_records(pair, batch), summaries.pop(0)
+                    yield select_records(pair, batch), summarise_gradients(rows, batch, self._dtype)
+                del rows  # before those of the next kind are made
                 break
 
     def _scales(self, choice: EngineChoice, pair: Pair, alone: Tensor) -> bool:
