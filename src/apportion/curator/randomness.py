@@ -18,7 +18,6 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,12 +55,8 @@ class Stream:
     """An endless sequence of uniform 64-bit words, and what is made of them."""
 
     def __init__(self, key: bytes):
-        self._key = key
+        self._cipher: Any = Cipher(AES(key), CTR(bytes(16))).encryptor()  # which can be neither copied nor pickled
         self._spare: Floats = np.empty(0)
-
-    @cached_property
-    def _cipher(self) -> Any:
-        return Cipher(AES(self._key), CTR(bytes(16))).encryptor()
 
     def words(self, count: int) -> Words:
         """The next `count` uniform 64-bit words."""
