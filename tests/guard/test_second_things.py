@@ -23,7 +23,7 @@ from apportion.accounting.rules import FixedPlan
 from apportion.curator import clipping
 from apportion.curator.clipping import as_gradients, clip_and_sum
 from apportion.curator.curator import Curator
-from apportion.curator.gradients import layer_use
+from apportion.curator.gradients import embedding, layer_use
 from apportion.curator.gradients.engine import build_engine
 from apportion.curator.randomness import Randomness
 from apportion.curator.records import as_records
@@ -117,8 +117,11 @@ def test_faint_images_of_later_chunks_have_their_own_norms(monkeypatch, per_chun
     torch.testing.assert_close(norms("one-pass", torch.float32), exact, rtol=1e-3, atol=0.0)
 
 
-def test_equal_tokens_of_neighbouring_records_stay_apart():
+@pytest.mark.parametrize("per_chunk", [1, 4, 6])
+def test_equal_tokens_of_neighbouring_records_stay_apart(per_chunk, monkeypatch):
     """The last repeated token of a record is the first one of the next: they are two tokens, each with a norm of its own."""
+    monkeypatch.setattr(layer_use, "CHUNK_NUMBERS", per_chunk * embedding.TEMPORARIES * 9)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(7, 3))
     tokens = torch.tensor([[5, 5, 1], [5, 5, 6], [5, 5, 5], [0, 5, 5], [6, 6, 5], [6, 6, 6]])

@@ -13,13 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from apportion.curator.gradients.layer_use import scale_rows, zero_rows
+from apportion.curator.gradients.layer_use import scale_rows, split_records, zero_rows
 from apportion.curator.gradients.rounding import MAX_FLOAT32_TERMS, rounding_margin, squared_row_norms
 from apportion.devices import with_float64
 from apportion.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from apportion.curator.gradients.one_pass import OnePass
+
+
+TEMPORARIES = 8
+"""Tensors as large as the gradients of a few records that are there at one time, and should stay in the caches together."""
 
 
 class EmbeddingUse:
@@ -60,39 +64,20 @@ class EmbeddingUse:
         self._gradients = gradients.reshape(rows // views, -1, gradients.shape[2])
 
     def squared_norms(self) -> dict[str, Tensor]:
-        """Places whose token occurs once in the record count by themselves; the others are added up by token first."""
-        places = self._tokens.shape[1]
-        ordered, order = _sort_tokens(self._tokens)
-        equal = ordered[:, 1:] == ordered[:, :-1]
-        again = nn.functional.pad(equal, (1, 0)) | nn.functional.pad(equal, (0, 1))  # beside an equal neighbour
-        if self._gradients.shape[2] > MAX_FLOAT32_TERMS:
-            alone = squared_row_norms(self._gradients.flatten(0, 1)).view(-1, places)
-        else:
-            alone = with_float64(torch.linalg.vector_norm(self._gradients, dim=2)).double().square()
-        record, place = again.nonzero(as_tuple=True)
-        if not len(record):
-            return {self.names["weight"]: alone.sum(1)}
-        token, index = ordered[record, place], record * places + order[record, place]
-        repeated = self._gradients.flatten(0, 1).index_select(0, index)
-        starts = torch.ones_like(token, dtype=torch.bool)
-        starts[1:] = (token[1:] != token[:-1]) | (record[1:] != record[:-1])
-        segment = starts.cumsum(0) - 1
-        segments = int(segment[-1]) + 1
-        added = repeated.new_zeros(segments, repeated.shape[1]).index_add_(0, segment, repeated)
-        index, segment, first = (one.to(alone.device) for one in (index, segment, record[starts]))
-        terms = alone.view(-1)[index]
-        alone.view(-1)[index] = 0.0
-        counted = alone.new_zeros(segments, 2).index_add_(0, segment, torch.stack([torch.ones_like(terms), terms], 1))
-        # n equal tokens: ‖Σ|β_t|‖² ≤ n·Σ‖β_t‖² bounds what rounding is measured against
-        slack = rounding_margin(1, repeated.dtype) * counted[:, 0].square() * counted[:, 1]
-        norms = alone.sum(1).index_add_(0, first, with_float64(added).double().square().sum(1) + slack)
-        return {self.names["weight"]: norms}
+        norms = [_squared_norms(self._tokens[part], self._gradients[part]) for part in self._parts()]
+        return {self.names["weight"]: torch.cat(norms)}
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name = self.names["weight"]
-        gradients = scale_rows(weights[name], self._gradients, None).flatten(0, 1)
-        total = gradients.new_zeros(self._size, gradients.shape[1])
-        return {name: total.index_add_(0, self._tokens.flatten(), gradients)}
+        total = self._gradients.new_zeros(self._size, self._gradients.shape[2])
+        for part in self._parts():
+            scaled = scale_rows(weights[name][part], self._gradients[part], None)
+            total.index_add_(0, self._tokens[part].flatten(), scaled.flatten(0, 1))
+        return {name: total}
+
+    def _parts(self) -> list[slice]:
+        """A few records at a time: what is computed from their gradients is as large as these, which are the largest tensor here."""
+        return split_records(len(self._tokens), TEMPORARIES * self._gradients[:1].numel())
 
     def rows(self, name: str, records: slice) -> Tensor:
         tokens, gradients = self._tokens[records], self._gradients[records]
@@ -101,6 +86,36 @@ class EmbeddingUse:
 
     def zero_records(self, records: Tensor) -> None:
         self._gradients = zero_rows(records, self._gradients)
+
+
+def _squared_norms(tokens: Tensor, gradients: Tensor) -> Tensor:
+    """Places whose token occurs once in the record count by themselves; the others are added up by token first."""
+    places = tokens.shape[1]
+    ordered, order = _sort_tokens(tokens)
+    equal = ordered[:, 1:] == ordered[:, :-1]
+    again = nn.functional.pad(equal, (1, 0)) | nn.functional.pad(equal, (0, 1))  # beside an equal neighbour
+    if gradients.shape[2] > MAX_FLOAT32_TERMS:
+        alone = squared_row_norms(gradients.flatten(0, 1)).view(-1, places)
+    else:
+        alone = with_float64(torch.linalg.vector_norm(gradients, dim=2)).double().square()
+    record, place = again.nonzero(as_tuple=True)
+    if not len(record):
+        return alone.sum(1)
+    token, index = ordered[record, place], record * places + order[record, place]
+    repeated = gradients.flatten(0, 1).index_select(0, index)
+    starts = torch.ones_like(token, dtype=torch.bool)
+    starts[1:] = (token[1:] != token[:-1]) | (record[1:] != record[:-1])
+    segment = starts.cumsum(0) - 1
+    segments = int(segment[-1]) + 1
+    added = repeated.new_zeros(segments, repeated.shape[1]).index_add_(0, segment, repeated)
+    index, segment, first = (one.to(alone.device) for one in (index, segment, record[starts]))
+    terms = alone.view(-1)[index]
+    alone.view(-1)[index] = 0.0
+    counted = alone.new_zeros(segments, 2).index_add_(0, segment, torch.stack([torch.ones_like(terms), terms], 1))
+    # n equal tokens: ‖Σ|β_t|‖² ≤ n·Σ‖β_t‖² bounds what rounding is measured against
+    slack = rounding_margin(1, repeated.dtype) * counted[:, 0].square() * counted[:, 1]
+    norms: Tensor = alone.sum(1)
+    return norms.index_add_(0, first, with_float64(added).double().square().sum(1) + slack)
 
 
 def _sort_tokens(tokens: Tensor) -> tuple[Tensor, Tensor]:
