@@ -161,6 +161,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    fingerprint = code()
     workload = measuring.ALL[name].scaled(SCALES[name])
     started = seconds()
     torch.compile(torch.nn.Linear(2, 2))(torch.zeros(2, 2)).sum().backward()
@@ -177,15 +178,21 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
             found[way] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
     for _ in range(rounds):
         for way, engine in ways.items():
-            before = compilations()[0]
-            turns[way].append(1e3 * workload.batch * measuring.turn(engine)[2])
-            found[way]["later"] += compilations()[0] - before
+            took = None
+            while took is None:  # a turn in which something was compiled belongs to compiling
+                graphs, started = compilations()[0], seconds()
+                took = measuring.turn(engine)[2]
+                if again := compilations()[0] - graphs:
+                    found[way]["later"] += again
+                    found[way]["first"] += seconds() - started
+                    took = None
+            turns[way].append(1e3 * workload.batch * took)
     for way in ways:
         middle = statistics.median(turns[way])
         first = found[way].pop("first")
         found[way]["compiling"] = round(max(0.0, first - WARM_UP * middle / 1e3), 2)
         found[way] |= {"milliseconds": round(middle, 4), "turns": [round(one, 4) for one in turns[way]]}
-    return {"code": code(), **surroundings(), "batch": workload.batch, "loading": loading, "ways": found}
+    return {"code": fingerprint, **surroundings(), "batch": workload.batch, "loading": loading, "ways": found}
 
 
 def warm_up(engine: Any) -> dict[str, Any]:
