@@ -36,6 +36,8 @@ from typing import Any
 from page_tables import NOTHING, ranged, rows
 
 FILE = Path(__file__).with_name("compiled.json")
+BUSY = 1.5
+"""The load of a machine on which more than this benchmark runs."""
 SCALES = {
     "logistic": 1.0,
     "table": 1.0,
@@ -115,11 +117,13 @@ def section() -> str:
     verdict = f"{', '.join(quicker)} gained a tenth or more" if quicker else "no workload gained a tenth"
     loading = statistics.median(record["loading"] for record in found.values())
     days = ", ".join(sorted({record["date"] for record in found.values()}))
+    busy = [name for name, record in found.items() if record.get("load", BUSY) >= BUSY]  # older ones have none, and were
+    beside = f" Other jobs ran beside {', '.join(busy)}, hence their wide ranges." if busy else ""
     return f"""## Compiling
 
 There is no option to compile, because it was measured (`python benchmarks/compiled.py`, {days}, one thread, processor time). The table
 has the time of a step compiled over that of the same step as it is, below 1 if compiling helps; in brackets the seconds until everything
-is compiled, with empty caches, after {loading:.0f} s for the first compilation of a process, whatever it is of.
+is compiled, with empty caches, after {loading:.0f} s for the first compilation of a process, whatever it is of.{beside}
 
 {table}
 
@@ -161,7 +165,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    fingerprint = code()
+    noted = {"code": code(), **surroundings(), "load": round(os.getloadavg()[0], 1)}
     workload = measuring.ALL[name].scaled(SCALES[name])
     started = seconds()
     torch.compile(torch.nn.Linear(2, 2))(torch.zeros(2, 2)).sum().backward()
@@ -192,7 +196,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         first = found[way].pop("first")
         found[way]["compiling"] = round(max(0.0, first - WARM_UP * middle / 1e3), 2)
         found[way] |= {"milliseconds": round(middle, 4), "turns": [round(one, 4) for one in turns[way]]}
-    return {"code": fingerprint, **surroundings(), "batch": workload.batch, "loading": loading, "ways": found}
+    return {**noted, "batch": workload.batch, "loading": loading, "ways": found}
 
 
 def warm_up(engine: Any) -> dict[str, Any]:

@@ -122,8 +122,9 @@ def test_compiling_is_judged_with_the_time_that_it_takes(bench, nothing_kept):
         "vmap": {"failed": "RuntimeError"},
     }
     ways |= {"apportion, model": way(16.0, 3.0), "apportion, kernels": way(20.0, 2.0)}
-    record = {"date": "2026-01-02", "batch": 64, "loading": 12.0, "ways": ways}
+    record = {"date": "2026-01-02", "batch": 64, "loading": 12.0, "load": 2.0, "ways": ways}
     bench.compiled.FILE.write_text(json.dumps({"mlp": record}))
     page = bench.compiled.section()
     assert "| mlp | 64 | 0.90 (3 s) | – | 0.80 (3 s) | 1.00 (2 s) | – |" in page
+    assert "Other jobs ran beside mlp" in page
     assert "no workload gained a tenth; the best was 0.95 (mlp, model)" in page  # 0.8 + 3 s of 20 s
