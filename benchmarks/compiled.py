@@ -117,7 +117,9 @@ def section() -> str:
     verdict = f"{', '.join(quicker)} gained a tenth or more" if quicker else "no workload gained a tenth"
     loading = statistics.median(record["loading"] for record in found.values())
     days = ", ".join(sorted({record["date"] for record in found.values()}))
-    busy = [name for name, record in found.items() if record.get("load", BUSY) >= BUSY]  # older ones have none, and were
+    busy = [
+        name for name, record in found.items() if record.get("load", BUSY) >= BUSY
+    ]  # older ones have none, and were
     beside = f" Other jobs ran beside {', '.join(busy)}, hence their wide ranges." if busy else ""
     return f"""## Compiling
 

@@ -25,6 +25,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 PICTURES = PAGE.with_name("images")
 README = Path(__file__).parents[1] / "README.md"
 OPENING, CLOSING = "<!-- performance -->", "<!-- end of performance -->"
+PROCESSOR_TIME = """## Processor time, in steps of plain SGD
+
+What the threads worked, whether or not they ran side by side. Workloads of which it was not noted are left out."""
 SHORT = {
     "b1": "CNN (MNIST)",
     "papernot": "small CNN (MNIST)",
@@ -112,7 +115,7 @@ def page(records: list[dict], summaries: list[Summary]) -> str:
                 summary.workload,
                 DESCRIPTIONS[summary.workload],
                 _batch(summary.workload),
-                f"{statistics.median(summary.milliseconds):.{0 if min(summary.milliseconds) > 9.5 else 2}f}",
+                f"{(middle := statistics.median(summary.milliseconds)):.{0 if middle >= 10 else 2}f}",
                 str(len(summary.milliseconds)),
                 record["date"],
                 record["code"],
@@ -120,6 +123,8 @@ def page(records: list[dict], summaries: list[Summary]) -> str:
             for record, summary in zip(records, summaries, strict=True)
         ],
     )
+    worked = tables(summaries, lambda summary, engine: ranged(summary.cpu_ratios.get(engine)))
+    processor_section = f"\n{PROCESSOR_TIME}\n\n{worked}\n" if worked else ""
     images = [summary for summary in summaries if "sgd-channels-last" in summary.ratios]
     targets = rows(
         ["workload", "what", "target", "found", ""],
@@ -141,8 +146,8 @@ def page(records: list[dict], summaries: list[Summary]) -> str:
 <!-- Written by `python benchmarks/engine.py --write`; edit benchmarks/performance_page.py instead. -->
 
 What does privacy cost in time and memory? Everything below was measured with `make bench` on two threads of {measured("processor")}
-(torch {measured("torch")}, Opacus {measured("opacus")}). Workloads were measured on different days; the table has the day and a
-fingerprint of the source of each. Ratios carry over to other machines better than milliseconds, but not exactly.
+(torch {measured("torch")}, Opacus {measured("opacus")}). The table has the day on which each workload was measured, and a fingerprint of
+the source. Ratios carry over to other machines better than milliseconds, but not exactly.
 
 ![Time of a step over plain SGD, for each workload and engine](images/performance.svg)
 
@@ -157,13 +162,7 @@ on the first eight workloads; the others are in tables of their own.
 Median over processes [minimum–maximum]. Plain SGD uses torch's default layout.
 
 {tables(summaries, lambda summary, engine: ranged(summary.ratios.get(engine)))}
-
-## Processor time, in steps of plain SGD
-
-What the threads worked, whether or not they ran side by side. Workloads of which it was not noted are left out.
-
-{tables(summaries, lambda summary, engine: ranged(summary.cpu_ratios.get(engine))) or "It was not noted of any."}
-
+{processor_section}
 ## Time, in steps of the better plain SGD
 
 For images the layout channels_last is often faster, with and without privacy. Here the faster of the two plain SGDs is 1. Other workloads
