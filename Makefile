@@ -90,6 +90,9 @@ test-flower: .venv-flower/installed  ## federated training over Flower: its test
 bench: .venv-bench/installed  ## speed against the peers, in .venv-bench (minutes; use a quiet machine)
 	.venv-bench/bin/python benchmarks/accounting.py --json benchmarks/accounting.json
 	.venv-bench/bin/python benchmarks/engine.py
+	-.venv-bench/bin/python benchmarks/engine.py --more
+	-.venv-bench/bin/python benchmarks/beside.py
+	-.venv-bench/bin/python benchmarks/growth.py
 	.venv-bench/bin/python benchmarks/memory.py
 	.venv-bench/bin/python benchmarks/memory.py --check
 	.venv-bench/bin/python benchmarks/data_path.py

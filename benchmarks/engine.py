@@ -1,9 +1,9 @@
-"""The cost of a private step, ours against the peers, on eight workloads, and with --more on seven others.
+"""The cost of a private step, ours against the peers, on eight workloads, and with --more on eight others.
 
     make bench                                            # builds .venv-bench with Opacus and runs this
     python benchmarks/engine.py --quick --json            # one process of three rounds; a line of JSON for each engine
     python benchmarks/engine.py --workloads b1,mlp
-    python benchmarks/engine.py --more                    # the seven of more_workloads.py
+    python benchmarks/engine.py --more                    # those of more_workloads.py
     python benchmarks/engine.py --write                   # only writes docs/performance.md from what was measured
 
 A step is all that one costs: draw, clip, noise, charge and update (peers.py). How it is measured stands in measuring.py. A full run starts

@@ -68,13 +68,13 @@ def run_delay() -> float:
     return nanoseconds / 1e9
 
 
-def turn(engine: Engine) -> tuple[float, float, float]:
+def turn(engine: Engine, shortest: float = SHORTEST_TURN) -> tuple[float, float, float]:
     """(seconds a record, share of the time spent waiting, seconds of processors a record) of steps that together last long enough."""
     drawn, waited, worked, started = 0, run_delay(), time.process_time(), time.perf_counter()
     while True:
         drawn += engine.step()
         seconds = time.perf_counter() - started
-        if seconds >= SHORTEST_TURN and drawn:
+        if seconds >= shortest and drawn:
             return seconds / drawn, (run_delay() - waited) / seconds, (time.process_time() - worked) / drawn
 
 

@@ -1,7 +1,8 @@
-"""Seven more workloads, which the engine was not developed on: `benchmarks/engine.py --more`.
+"""Eight more workloads: `benchmarks/engine.py --more`. The engine was not developed on the first seven.
 
 Small models on tables, where the fixed cost of a step shows; models of the library transformers, whole and with adapters of peft; a
-residual network of the usual size. Weights are random and drop-out is as the libraries have it.
+residual network of the usual size. Weights are random and drop-out is as the libraries have it. The last one has a single weight and tiny
+batches: nothing is left of a step but its fixed cost.
 """
 
 from __future__ import annotations
@@ -153,5 +154,6 @@ MORE = {
             within=_attend_apart,
         ),
         Workload("resnet18", resnet18, images(3, 64, 64), 200, batch=64, parameters=11_279_112),
+        Workload("one-weight", lambda: nn.Linear(1, 1, bias=False), _numbers(1), 1, batch=8, parameters=1),
     )
 }

@@ -35,8 +35,9 @@ class Engine(Protocol):
 
 
 def poisson_pieces(workload: Workload) -> tuple[Tensor, ...]:
-    """The indices of a Poisson draw, in pieces. The coins come from torch's generator, which is quick and not secret."""
-    return (torch.rand(workload.population) < RATE).nonzero().flatten().split(workload.pieces)
+    """The indices of a Poisson draw, in pieces, none of them empty. The coins come from torch's generator: quick and not secret."""
+    drawn = (torch.rand(workload.population) < RATE).nonzero().flatten()
+    return drawn.split(workload.pieces) if len(drawn) else ()
 
 
 def in_layout(

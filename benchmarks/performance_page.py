@@ -1,4 +1,7 @@
-"""Writes docs/performance.md, its picture and the short table of the README from benchmarks/engine.json and memory.json."""
+"""Writes docs/performance.md, its pictures and the short table of the README from what the benchmarks have kept.
+
+The sections on growth, busy machines and compilers are in the files that measure them; where nothing was kept, a section is left out.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import beside
+import compiled
 import drawing
+import growth
 import memory
+from more_workloads import MORE
+from page_tables import NOTHING, ranged, rows, whole
 from peers import ENGINES, OURS, PEERS
 from results import FILE, Summary, newest, summarise
 from workloads import WORKLOADS
 
-DOCS = Path(__file__).parents[1] / "docs"
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PICTURES = PAGE.with_name("images")
 README = Path(__file__).parents[1] / "README.md"
 OPENING, CLOSING = "<!-- performance -->", "<!-- end of performance -->"
+PROCESSOR_TIME = """## Processor time, in steps of plain SGD
+
+What the threads worked, whether or not they ran side by side. Workloads of which it was not noted are left out."""
 SHORT = {
     "b1": "CNN (MNIST)",
     "papernot": "small CNN (MNIST)",
@@ -43,11 +55,18 @@ DESCRIPTIONS = {
     "lora": "the same with adapters of rank 8",
     "gpt2-small-ish": "GPT-2 of 6 layers of width 512, 128 words, 24.1 million parameters",
     "resnet18": "ResNet-18 with group normalisation, 64 × 64 pixels",
+    "one-weight": "a single weight: the fixed cost of a step",
 }
 
 
 def write() -> None:
-    """The page and its picture, and the short table of the README."""
+    """The page, its pictures, and the short table of the README."""
+    for path, text in content().items():
+        path.write_text(text, encoding="utf-8")
+
+
+def content() -> dict[Path, str]:
+    """All that is written, from what was kept."""
     records = newest()
     if not records:
         raise SystemExit(f"error: {FILE.name} holds no figures; run `make bench` first")
@@ -60,18 +79,16 @@ def write() -> None:
         }
         for summary in summaries
     }
-    picture = DOCS / "images" / "performance.svg"
-    picture.write_text(
-        drawing.ranges(
-            "Cost of a private step", "time over plain SGD in the default layout (less is better)", pictured
-        ),
-        encoding="utf-8",
-    )
-    (DOCS / "performance.md").write_text(page(list(records.values()), summaries), encoding="utf-8")
+    label = "time over plain SGD in the default layout (less is better)"
     readme = README.read_text(encoding="utf-8")
     before, rest = readme.split(OPENING)
     _, after = rest.split(CLOSING, 1)
-    README.write_text(f"{before}{OPENING}\n\n{short_table(summaries)}\n\n{CLOSING}{after}", encoding="utf-8")
+    return {
+        PAGE: page(list(records.values()), summaries),
+        PICTURES / "performance.svg": drawing.ranges("Cost of a private step", label, pictured),
+        **{PICTURES / name: picture for name, picture in growth.pictures().items()},
+        README: f"{before}{OPENING}\n\n{short_table(summaries)}\n\n{CLOSING}{after}",
+    }
 
 
 def short_table(summaries: list[Summary]) -> str:
@@ -92,18 +109,23 @@ def page(records: list[dict], summaries: list[Summary]) -> str:
         return ", ".join(sorted({record[key] for record in records}))
 
     workloads = rows(
-        ["workload", "model", "batch", "processes", "plain SGD, ms"],
+        ["workload", "model", "batch", "plain SGD, ms", "processes", "measured", "source"],
         [
             [
                 summary.workload,
                 DESCRIPTIONS[summary.workload],
                 _batch(summary.workload),
+                f"{(middle := statistics.median(summary.milliseconds)):.{0 if middle >= 10 else 2}f}",
                 str(len(summary.milliseconds)),
-                f"{statistics.median(summary.milliseconds):.0f}",
+                record["date"],
+                record["code"],
             ]
-            for summary in summaries
+            for record, summary in zip(records, summaries, strict=True)
         ],
     )
+    worked = tables(summaries, lambda summary, engine: ranged(summary.cpu_ratios.get(engine)))
+    processor_section = f"\n{PROCESSOR_TIME}\n\n{worked}\n" if worked else ""
+    images = [summary for summary in summaries if "sgd-channels-last" in summary.ratios]
     targets = rows(
         ["workload", "what", "target", "found", ""],
         [
@@ -117,43 +139,40 @@ def page(records: list[dict], summaries: list[Summary]) -> str:
         for summary in summaries
         if summary.by_itself != "apportion" and (found := summary.speed_up("apportion")) is not None
     )
-    failures = "\n".join(
-        f"- {engine} on {summary.workload}: {reason}"
-        for summary in summaries
-        for engine, reason in summary.failed.items()
-    )
-    memory_section = f"\n\n{memory_text()}" if memory.FILE.exists() else ""
-    return (
-        f"""# Performance
+    sections = [memory_text() if memory.FILE.exists() else "", growth.section(), beside.section(), compiled.section()]
+    memory_section, *further = (f"\n\n{section}" if section else "" for section in sections)
+    return f"""# Performance
 
 <!-- Written by `python benchmarks/engine.py --write`; edit benchmarks/performance_page.py instead. -->
 
 What does privacy cost in time and memory? Everything below was measured with `make bench` on two threads of {measured("processor")}
-(torch {measured("torch")}, Opacus {measured("opacus")}, {measured("date")}; fingerprint of the source
-{measured("code")}). Ratios carry over to other machines better than milliseconds, but not exactly.
+(torch {measured("torch")}, Opacus {measured("opacus")}). The table has the day on which each workload was measured, and a fingerprint of
+the source. Ratios carry over to other machines better than milliseconds, but not exactly.
 
 ![Time of a step over plain SGD, for each workload and engine](images/performance.svg)
 
 {workloads}
 
 A step is everything: a Poisson draw by index, clipping to norm 1, noise, the charge to the account, the update. Plain SGD draws its
-batches in the same way. Apportion takes coins and noise from a cryptographic generator; the peers use torch's.
+batches in the same way. Apportion takes coins and noise from a cryptographic generator; the peers use torch's. Our engine was developed
+on the first eight workloads; the others are in tables of their own.
 
 ## Time, in steps of plain SGD
 
 Median over processes [minimum–maximum]. Plain SGD uses torch's default layout.
 
-{table(summaries, lambda summary, engine: _ranged(summary.ratios.get(engine)))}
-
+{tables(summaries, lambda summary, engine: ranged(summary.ratios.get(engine)))}
+{processor_section}
 ## Time, in steps of the better plain SGD
 
-For images the layout channels_last is often faster, with and without privacy. Here the faster of the two plain SGDs is 1.
+For images the layout channels_last is often faster, with and without privacy. Here the faster of the two plain SGDs is 1. Other workloads
+have only one.
 
-{table(summaries, lambda summary, engine: _ranged(summary.best_ratios.get(engine)))}
+{tables(images, lambda summary, engine: ranged(summary.best_ratios.get(engine)))}
 
 ## Memory added at the peak of a step, MiB
 
-{table(summaries, lambda summary, engine: _whole(summary.peak_mb.get(engine)))}{memory_section}
+{tables(summaries, lambda summary, engine: whole(summary.peak_mb.get(engine)))}{memory_section}{"".join(further)}
 
 ## Targets
 
@@ -162,6 +181,9 @@ torch's default, the fastest peer takes {pinned} times as long.
 
 {targets}
 {misses()}
+## Left out
+
+{left_out(summaries)}
 
 ## How it was measured
 
@@ -171,13 +193,20 @@ torch's default, the fastest peer takes {pinned} times as long.
 - Time is divided by the number of records drawn, because Poisson batches differ in size, and stated for the expected batch.
 - Memory is measured in a separate process for each engine: what two steps add to the process once model, records and engine are built.
 - One process does not determine a ratio: figures vary from process to process. Read the ranges.
-- The peers run as documented, whereas our engine was developed on these very workloads. Expect a smaller advantage on others.
+- The peers run as documented, whereas our engine was developed on the first eight workloads.
 - Opacus is not run in the layout channels_last: there the gradients of its convolutions are wrong in version 1.6.0, because `unfold2d`
   relies on the last two strides. Book-keeping as in fastDP is not measured: it is not on the package index.
-{failures}
-""".rstrip()
-        + "\n"
-    )
+"""
+
+
+def left_out(summaries: list[Summary]) -> str:
+    """Who could not run where, and what it said."""
+    found = [
+        f"- {engine} on {summary.workload}: {reason}"
+        for summary in summaries
+        for engine, reason in summary.failed.items()
+    ]
+    return "\n".join(found or ["Every engine that was asked to run a workload could."])
 
 
 def misses() -> str:
@@ -191,7 +220,7 @@ def memory_text() -> str:
     batches = sorted({row["batch"] for row in found})
     known = {(row["way"], row["batch"]): row["peak_mb"] for row in found}
     lines = rows(
-        ["batch", *map(str, batches)], [[way, *(_whole(known.get((way, b))) for b in batches)] for way in memory.WAYS]
+        ["batch", *map(str, batches)], [[way, *(whole(known.get((way, b))) for b in batches)] for way in memory.WAYS]
     )
     return f"""### Against the size of the batch
 
@@ -228,29 +257,21 @@ def _predicted(row: dict[str, Any]) -> str:
     return f"{shown} ({row['physical']})"
 
 
+def tables(summaries: list[Summary], cell: Callable[[Summary, str], str]) -> str:
+    """A table of the workloads on which the engine was developed, and one of the others."""
+    groups = (WORKLOADS, MORE)
+    found = [table([one for one in summaries if one.workload in group], cell) for group in groups]
+    return "\n\n".join(one for one in found if one)
+
+
 def table(summaries: list[Summary], cell: Callable[[Summary, str], str]) -> str:
-    """Engines down, workloads across; engines that ran nowhere are left out."""
-    found = [[engine, *(cell(summary, engine) for summary in summaries)] for engine in ENGINES]
-    return rows(
-        ["engine", *(summary.workload for summary in summaries)], [row for row in found if set(row[1:]) != {"–"}]
-    )
-
-
-def rows(head: list[str], body: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body))
-
-
-def _ranged(values: list[float] | None) -> str:
-    if not values:
-        return "–"
-    middle = f"{statistics.median(values):.2f}"
-    return middle if max(values) - min(values) < 0.005 else f"{middle} [{min(values):.2f}–{max(values):.2f}]"
-
-
-def _whole(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0f}"
+    """Engines down, workloads across; engines that ran nowhere are left out, and workloads of which nothing is known."""
+    shown = [one for one in summaries if any(cell(one, engine) != NOTHING for engine in ENGINES)]
+    found = [[engine, *(cell(summary, engine) for summary in shown)] for engine in ENGINES]
+    head = ["engine", *(summary.workload for summary in shown)]
+    return rows(head, [row for row in found if set(row[1:]) != {NOTHING}]) if shown else ""
 
 
 def _batch(name: str) -> str:
-    workload = WORKLOADS[name]
+    workload = (WORKLOADS | MORE)[name]
     return f"{workload.batch}" + (f" in pieces of {workload.micro_batch}" if workload.micro_batch else "")
