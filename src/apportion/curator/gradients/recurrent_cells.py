@@ -135,7 +135,7 @@ class LSTMRecurrence(Recurrence):
         projected.addmm_(self.before[t], self._weights["weight_hh"].T)
         i, f, g, o = projected.split(size, 1)
         projected[:, : 2 * size].sigmoid_()
-        g.tanh_()
+        g.copy_(tanh.copy_(g).tanh_())  # in a slice torch would start its threads once for each row
         o.sigmoid_()
         torch.mul(f, before, out=after).addcmul_(i, g)
         torch.tanh(after, out=tanh)
