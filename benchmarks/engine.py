@@ -93,7 +93,9 @@ def measure(name: str, options: argparse.Namespace) -> tuple[bool, bool]:
         record["failed"].update(result["failed"])
     for engine in engines:
         if engine not in record["failed"]:
-            result = measuring.run("peak", name, [engine], scale=options.batch_scale, threads=options.threads)
+            result = measuring.run(
+                "peak", name, [engine], scale=options.batch_scale, threads=options.threads, steady=True
+            )
             record["peak_mb"].update(result["figures"])
             record["failed"].update(result["failed"])
     required = REQUIRED if name in WORKLOADS else ("sgd", *OURS)  # a peer may not know a model of another library
