@@ -33,6 +33,8 @@ PATIENCE = 30.0
 ATTEMPT = 1.0
 """Seconds after which a person is told that one waits."""
 _PAGE = 10_000
+_CONTENT = json.JSONEncoder(sort_keys=True, ensure_ascii=False)  # made once: `json.dumps` makes one at every call
+_HASHED = json.JSONEncoder(default=repr)
 
 _SCHEMA = (
     """CREATE TABLE entries (
@@ -151,7 +153,7 @@ class Chain:
         """
         (head, given), written = self._end(), datetime.now(UTC).isoformat(timespec="milliseconds")
         for number, (run, step, content) in enumerate(rows, start=given + 1):
-            text = json.dumps(content, sort_keys=True, ensure_ascii=False)
+            text = _CONTENT.encode(content)
             head = _digest(head, number, run, step, text, written)
             self.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)", (number, run, step, text, written, head))
 
@@ -263,7 +265,7 @@ def new_file(path: Path, *, argument: str, reason: str, fix: str) -> None:
 
 
 def _digest(previous: str, *values: object) -> str:
-    return hashlib.sha256(json.dumps([previous, *values], default=repr).encode()).hexdigest()
+    return hashlib.sha256(_HASHED.encode([previous, *values]).encode()).hexdigest()
 
 
 def _code(error: Exception) -> int:

@@ -116,7 +116,8 @@ class Draw:
         self._request, self._mechanisms = request, mechanisms
         self._pieces, self._streams, self._problems, self._ranks = pieces, streams, problems, ranks
         self._owners, self._weigh, self._clips = owners, weigh, clips
-        self._trained, self._devices = trained_parameters(walk), devices_of(walk)
+        found = walk.find()
+        self._trained, self._devices = trained_parameters(found), devices_of(found)
         self._open_user = NOBODY
         self._sums: dict[str | Statistic, Tensor] = {
             one: -0.5 * self._weight(np.unique(owners.owner(members)))
@@ -361,7 +362,7 @@ class Curator:
     def open(self, request: Request) -> Draw:
         """Charge `request`, then toss its coins. For loops that compute the gradients themselves."""
         _require_priced_as_executed(request)
-        self._require_all_parameters(request)
+        _require_all_parameters(request, trained_parameters(self._walk))
         self._require_same_groups(request)
         self._engine.sync_weights()
         size = self._execution.physical_batch(request.expected_batch_size)
@@ -475,7 +476,7 @@ class Curator:
         to another level, or its account over the edge, somebody else's record would have decided whether it takes part.
         """
         _require_priced_as_executed(request)
-        self._require_all_parameters(request)
+        _require_all_parameters(request, trained_parameters(self._walk))
         self._engine.sync_weights()
         ratios = np.full(len(self._records), np.inf)
         secret = seeded_generators(int.from_bytes(os.urandom(7)), model_devices(self._engine.model))
@@ -533,26 +534,26 @@ class Curator:
             reason = "it is priced for other groups than those that the records are in"
             raise InvalidArgument("groups", f"{len(request.groups)} of them", reason, "Use the budget of the plan")
 
-    def _require_all_parameters(self, request: Request) -> None:
-        """Each trained parameter stands in exactly one group: none is updated without clipping and noise."""
-        trained = trained_parameters(self._walk)
-        for selection in request.selections:
-            selection.line.require_usable({name: parameter.shape for name, parameter in trained.items()})
-        if not request.noised:
-            return
-        asked = [name for release in request.sums for name in group_names(release, list(trained))]
-        counted = {name for release in request.statistics for name in group_names(release, list(trained))}
-        if sorted(asked) != sorted(trained) or counted - set(trained):
-            odd = sorted(set(asked) ^ set(trained) | counted - set(trained))
-            raise InvalidArgument(
-                "releases",
-                odd,
-                "the groups of a request must hold every trained parameter once and nothing else",
-                "List them all",
-            )
-        for release in request.sums:
-            if release.frame is not None:
-                release.frame.require_usable({name: trained[name].shape for name in release.frame.scale})
+
+def _require_all_parameters(request: Request, trained: Mapping[str, nn.Parameter]) -> None:
+    """Each trained parameter stands in exactly one group: none is updated without clipping and noise."""
+    for selection in request.selections:
+        selection.line.require_usable({name: parameter.shape for name, parameter in trained.items()})
+    if not request.noised:
+        return
+    asked = [name for release in request.sums for name in group_names(release, list(trained))]
+    counted = {name for release in request.statistics for name in group_names(release, list(trained))}
+    if sorted(asked) != sorted(trained) or counted - set(trained):
+        odd = sorted(set(asked) ^ set(trained) | counted - set(trained))
+        raise InvalidArgument(
+            "releases",
+            odd,
+            "the groups of a request must hold every trained parameter once and nothing else",
+            "List them all",
+        )
+    for release in request.sums:
+        if release.frame is not None:
+            release.frame.require_usable({name: trained[name].shape for name in release.frame.scale})
 
 
 def _require_priced_as_executed(request: Request) -> None:

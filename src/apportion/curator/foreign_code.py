@@ -24,7 +24,7 @@ import _signal  # type: ignore[import-not-found]
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -47,12 +47,12 @@ class _SignalWatch:
             if callable(original):
                 wrapper = self._wrapper(original)
                 self._wrapped[number] = original, wrapper
-                signal.signal(number, wrapper)
+                _signal.signal(number, wrapper)
 
     def end(self) -> None:
         for number, (original, wrapper) in self._wrapped.items():
-            if signal.getsignal(number) is wrapper:
-                signal.signal(number, original)
+            if _signal.getsignal(number) is wrapper:
+                _signal.signal(number, original)
 
     def _wrapper(self, original: _Handler) -> _Handler:
         def handler(number: int, frame: FrameType | None) -> None:
@@ -102,9 +102,10 @@ class contain_errors:  # noqa: N801 - reads like `suppress`
 
     failure: str | None
     text: str
+    _watched: AbstractContextManager[None]
 
     def __enter__(self) -> contain_errors:
-        self._watched = watch_signals()
+        self._watched = nullcontext() if _current is not None else watch_signals()
         self._watched.__enter__()
         self._before = len(_current.raised) if _current is not None else 0
         return self

@@ -41,6 +41,7 @@ NOISE_CHUNK_NUMBERS = 1 << 18
 """Normals of a smaller one that are asked for at a time: they stay in the caches."""
 _CHUNK = 1 << 15  # normals made at a time: the buffers stay in the cache, and memory does not grow with the model
 _SPARE = 1 << 10  # normals made beside what was asked for: the small parameters of a model then cost nothing
+_FROM_ZERO = CTR(bytes(16))
 _ZEROS = memoryview(bytes(8 * _CHUNK))  # encrypting zeros gives the key stream
 
 
@@ -55,7 +56,7 @@ class Stream:
     """An endless sequence of uniform 64-bit words, and what is made of them."""
 
     def __init__(self, key: bytes):
-        self._cipher: Any = Cipher(AES(key), CTR(bytes(16))).encryptor()  # which can be neither copied nor pickled
+        self._cipher: Any = Cipher(AES(key), _FROM_ZERO).encryptor()  # which can be neither copied nor pickled
         self._spare: Floats = np.empty(0)
 
     def words(self, count: int) -> Words:

@@ -56,7 +56,7 @@ class ConvolutionUse(ProductUse):
             self._rows["bias"] = add_views(output_gradient.flatten(2).sum(2), views)
             self._norms[self.names["bias"]] = squared_row_norms(self._rows["bias"])
         if "weight" in self.names:
-            self._norms[self.names["weight"]] = self._weight_norms()
+            self._norms[self.names["weight"]] = self._weight_norms(None)
         if self._all_written:
             del self._inputs, self._gradients
 
@@ -108,7 +108,7 @@ class ConvolutionUse(ProductUse):
         gram = pixels**2 * channels + positions**2 * (out + places)
         return pixels**2 <= MAX_GRAM_ENTRIES and 2 * gram < positions * out * channels * places
 
-    def _weight_norms(self) -> Tensor:
+    def _weight_norms(self, of_bias: Tensor | None) -> Tensor:
         positions, pixels, channels, _ = self._sizes
         places = math.prod(self._module.kernel_size)
         if self._gram_is_cheaper:

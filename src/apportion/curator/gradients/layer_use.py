@@ -136,7 +136,8 @@ class ProductUse:
     """A use of a weight and a bias, of whose gradients some are written out.
 
     A layer family sets, in `receive`, `_rows`: what is written out, (b, *shape) by the layer's own names. If the weight is not among
-    that, it keeps `_inputs` and `_gradients`, and knows the norms (`_weight_norms`) and the sum (`_weight_sum`) that follow from them.
+    that, it keeps `_inputs` and `_gradients`, and knows the norms (`_weight_norms`, which gets those of the bias) and the sum
+    (`_weight_sum`) that follow from them.
     """
 
     _inputs: Tensor
@@ -155,7 +156,7 @@ class ProductUse:
     def squared_norms(self) -> dict[str, Tensor]:
         norms = {self.names[own]: squared_row_norms(rows) for own, rows in self._rows.items()}
         if not self._all_written:
-            norms[self.names["weight"]] = self._weight_norms()
+            norms[self.names["weight"]] = self._weight_norms(norms.get(self.names.get("bias", "")))
         return norms
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -174,7 +175,7 @@ class ProductUse:
             rows = records.repeat_interleave(self._views)
             self._inputs, self._gradients = zero_rows(rows, self._inputs), zero_rows(rows, self._gradients)
 
-    def _weight_norms(self) -> Tensor:
+    def _weight_norms(self, of_bias: Tensor | None) -> Tensor:
         raise NotImplementedError
 
     def _weight_sum(self, weights: Tensor) -> Tensor:

@@ -51,11 +51,11 @@ class LinearUse(ProductUse):
         else:
             self._inputs, self._gradients = inputs, gradients
 
-    def _weight_norms(self) -> Tensor:
+    def _weight_norms(self, of_bias: Tensor | None) -> Tensor:
         inputs, gradients = self._inputs, self._gradients
         records, positions = gradients.shape[:2]
         if positions == 1:
-            return squared_row_norms(inputs) * squared_row_norms(gradients)
+            return squared_row_norms(inputs) * (squared_row_norms(gradients) if of_bias is None else of_bias)
         parts = split_records(records, 2 * positions * positions)
         return torch.cat([gram_norms(inputs[part], gradients[part], gram_matrix(gradients[part])) for part in parts])
 

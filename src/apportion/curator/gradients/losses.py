@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -49,11 +49,16 @@ def by_record(loss_fn: LossFunction) -> LossFunction | None:
 
     It is followed like the model (`proof.py`), so that nothing rests on the word of a loss with the attribute `by_record`.
     """
-    if loss_fn is functional.cross_entropy:
+    form = loss_fn.find(_form) if isinstance(loss_fn, StatelessLoss) else _form(loss_fn)
+    return loss_fn if form == "its own" else form
+
+
+def _form(loss: LossFunction) -> LossFunction | Literal["its own"] | None:
+    """A loss with one value for each record in place of this one; "its own" if it is one itself, `None` if it is not known how."""
+    if loss is functional.cross_entropy:
         return CrossEntropies()
-    loss = loss_fn.restored() if isinstance(loss_fn, StatelessLoss) else loss_fn
     if getattr(loss, "by_record", False):
-        return loss_fn
+        return "its own"
     if type(loss) is not nn.CrossEntropyLoss or loss.weight is not None or "forward" in vars(loss):
         return None
     if any(value for name, value in vars(loss).items() if name.endswith("_hooks")):

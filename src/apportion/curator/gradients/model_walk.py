@@ -72,15 +72,17 @@ class ModelWalk:
         return True
 
 
-def trained_parameters(model: nn.Module | ModelWalk) -> dict[str, nn.Parameter]:
+def trained_parameters(model: nn.Module | ModelWalk | Found) -> dict[str, nn.Parameter]:
     """The parameters that learn, each once even if it is tied, in the order of the model."""
-    found = model.find().parameters if isinstance(model, ModelWalk) else _parameters(model)
+    if isinstance(model, nn.Module):
+        found: Mapping[str, nn.Parameter] = _parameters(model)
+    else:
+        found = (model.find() if isinstance(model, ModelWalk) else model).parameters
     return {name: parameter for name, parameter in found.items() if parameter.requires_grad}
 
 
-def devices_of(walk: ModelWalk) -> set[torch.device]:
+def devices_of(found: Found) -> set[torch.device]:
     """Where the parameters and buffers of a model are."""
-    found = walk.find()
     return {tensor.device for tensor in (*found.parameters.values(), *found.buffers)}
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import repeat
 from operator import is_
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from apportion.errors import WrongOrder
 _CONTAINERS = (list, tuple, set, dict, deque)
 _STANDARD_ATTRIBUTES = frozenset(vars(nn.Module()))
 _MISSING = object()
+T = TypeVar("T")
 
 
 class ModuleState:
@@ -108,6 +109,8 @@ class ModuleState:
                 for name in now.keys() - before.keys() - {"training"}:
                     del now[name]
         for register, content in self._registers:
+            if not register and not content:  # most are for hooks that nobody has
+                continue
             if len(register) != len(content) or not all(
                 map(is_, map(register.get, content, repeat(_MISSING)), content.values())
             ):
@@ -142,6 +145,7 @@ class StatelessLoss:
 
     def __init__(self, loss: nn.Module):
         self.loss, self._state = loss, ModuleState(loss)
+        self._found: dict[Callable[[nn.Module], Any], Any] = {}
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         value: Tensor = self.restored()(outputs, targets)
@@ -151,6 +155,13 @@ class StatelessLoss:
         """The loss as it was at the beginning."""
         self._state.restore()
         return self.loss
+
+    def find(self, look: Callable[[nn.Module], T]) -> T:
+        """What `look` finds in the loss as it was at the beginning. It is looked for once, as that does not change."""
+        if look not in self._found:
+            self._found[look] = look(self.restored())
+        found: T = self._found[look]
+        return found
 
 
 def _is_somebodys(value: Any) -> bool:
@@ -240,8 +251,8 @@ class ModelStructure:
         self._walk, self._found = walk, walk.find()
         self._learns = _learning(self._found)
 
-    def require_same(self) -> None:
-        """Refuse a model that was rebuilt since: the copy inside the engine would not have the change."""
+    def require_same(self) -> Found:
+        """What the model is made of. Refuses one that was rebuilt since: the copy inside the engine would not have the change."""
         found = self._walk.find()
         before, modules = self._found.modules, found.modules
         for path in {**before, **modules} if found is not self._found else ():
@@ -250,8 +261,9 @@ class ModelStructure:
                 raise WrongOrder(f"the module {path!r} was {done} after the private run had begun. {_REMEDY}")
         learns = _learning(found)
         if learns == self._learns:
-            return
+            return found
         for name in self._learns | learns:
             if self._learns.get(name) != learns.get(name):
                 done = {True: "made to learn", False: "frozen", None: "removed"}[learns.get(name)]
                 raise WrongOrder(f"the parameter {name!r} was {done} after the private run had begun. {_REMEDY}")
+        return found

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from apportion.curator.gradients.layer_use import LayerUse, full_precision, split_records, upcast_half, weighted_sum
 from apportion.curator.gradients.layers import instrument_model
 from apportion.curator.gradients.losses import LossFunction, record_losses, require_own_leaves
-from apportion.curator.gradients.model_walk import ModelWalk, trained_parameters
+from apportion.curator.gradients.model_walk import Found, ModelWalk, trained_parameters
 from apportion.curator.gradients.module_state import ModelStructure, ModuleState
 from apportion.curator.gradients.rounding import squared_row_norms
 from apportion.curator.tree import batch_size, call_arguments, drop_objects, map_tensors
@@ -224,7 +224,7 @@ class OnePass:
         self._collected: list[LayerUse] = []
         self._walk = ModelWalk(model)
         self._structure = ModelStructure(self._walk)
-        self._writes = self._count_writes()
+        self._writes = _count_writes(self._walk.find())
         self._build()
 
     def _build(self) -> None:
@@ -366,41 +366,43 @@ class OnePass:
         Micro-batches detect changes themselves, except those made through `parameter.data`, which leave no trace.
         """
         self._copied = []
-        self._writes = self._count_writes()
+        self._writes = _count_writes(self._walk.find())
         self._sync()
 
     def _sync(self) -> None:
-        self._structure.require_same()
-        if self._lent and self._writes != self._count_writes():
+        found = self._structure.require_same()
+        if self._lent and self._writes != _count_writes(found):
             raise UnsupportedModel("the model writes to its own weights when it is run. Leave that to the optimizer")
         try:
-            self._copy_state()
+            self._copy_state(found)
         except Exception:  # what a module made of its copy cannot be undone
             self._build()
-            self._copy_state()
+            self._copy_state(found)
 
-    def _copy_state(self) -> None:
+    def _copy_state(self, found: Found) -> None:
         self.module_state.restore()
         with torch.no_grad():
-            for copied, original in zip(self._copies.buffers, self._walk.find().buffers, strict=True):
+            for copied, original in zip(self._copies.buffers, found.buffers, strict=True):
                 if not torch.equal(copied, original):  # autograd may have kept it for a pass that was set aside
                     copied.copy_(original)
-            if not self._copied or self._copied != self._state():  # equal for the further micro-batches of a step
+            if not self._copied or self._copied != self._state(found):  # equal for the further micro-batches of a step
                 if not self._lent:
-                    for copied, original in self._weights():
+                    for copied, original in self._weights(found):
                         copied.copy_(original)
-                self._copied = self._state()
-        for own, flag in zip(self._copies.modules.values(), self._walk.training_flags(), strict=True):
-            own.training = flag
+                self._copied = self._state(found)
+        for own, module in zip(self._copies.modules.values(), found.modules.values(), strict=True):
+            if own.training != module.training:  # torch takes longer to set a flag than to look at it
+                own.training = module.training
 
-    def _count_writes(self) -> list[int]:
-        """How often each weight was written to, here or in the scratch copy that uses it."""
-        return [parameter._version for parameter in self._walk.find().parameters.values()]
-
-    def _weights(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _weights(self, found: Found) -> Iterator[tuple[Tensor, Tensor]]:
         """Every parameter of the scratch copy, and that of the model."""
-        return zip(self._copies.parameters.values(), self._walk.find().parameters.values(), strict=True)
+        return zip(self._copies.parameters.values(), found.parameters.values(), strict=True)
 
-    def _state(self) -> list[tuple[int, int]]:
+    def _state(self, found: Found) -> list[tuple[int, int]]:
         """Which weights there are and how often each was written to."""
-        return [(tensor.data_ptr(), tensor._version) for pair in self._weights() for tensor in pair]
+        return [(tensor.data_ptr(), tensor._version) for pair in self._weights(found) for tensor in pair]
+
+
+def _count_writes(found: Found) -> list[int]:
+    """How often each weight was written to, in the model or in the scratch copy that uses it."""
+    return [parameter._version for parameter in found.parameters.values()]

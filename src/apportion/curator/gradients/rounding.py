@@ -34,10 +34,10 @@ UNDERFLOW_LIMIT = 1e-22
 
 def squared_row_norms(values: Tensor) -> Tensor:
     """Σ over all dimensions but the first of the squares, (b,), in float64."""
-    dense = sorted(range(1, values.dim()), key=values.stride, reverse=True)
-    flat = values.permute(0, *dense).flatten(1) if dense else values.unsqueeze(1)  # no copy, also of channels_last
+    flat = _flatten_rows(values)
     whole = flat.shape[1] // MAX_FLOAT32_TERMS * MAX_FLOAT32_TERMS
-    total: Tensor = with_float64(torch.linalg.vector_norm(flat[:, whole:], dim=1)).double().square()
+    rest = flat[:, whole:] if whole else flat
+    total: Tensor = with_float64(torch.linalg.vector_norm(rest, dim=1)).double().square()
     if whole:
         pieces = flat[:, :whole].unflatten(1, (-1, MAX_FLOAT32_TERMS))
         total += with_float64(torch.linalg.vector_norm(pieces, dim=2)).double().square().sum(1)
@@ -47,6 +47,14 @@ def squared_row_norms(values: Tensor) -> Tensor:
             with_float64(flat[underflowed]), dim=1, dtype=torch.float64
         ).square()
     return total
+
+
+def _flatten_rows(values: Tensor) -> Tensor:
+    """(b, numbers) without a copy, also of channels_last."""
+    if values.dim() == 2:
+        return values
+    dense = sorted(range(1, values.dim()), key=values.stride, reverse=True)
+    return values.permute(0, *dense).flatten(1) if dense else values.unsqueeze(1)
 
 
 def rounding_margin(positions: int, dtype: torch.dtype) -> float:
