@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from apportion.accounting.accountant import PRICED, count_events
-from apportion.accounting.renyi import ORDERS
+from apportion.accounting.renyi import ORDERS, QUICK_ORDERS
 from apportion.accounting.rules import ConcentratedFilter, GaussianFilter, IndividualFilters, RenyiFilter, Rule, fits
 from apportion.budget import Budget
 from apportion.errors import InvalidArgument
@@ -17,6 +17,7 @@ from apportion.strategies.recipes import Recipe
 from apportion.strategies.roles import AskingUpdate
 
 _SPARSE, _NEAR = 8, 8  # of the Rényi orders every eighth, and how many on either side of the best one
+_COARSE, _FINE = 1e-2, 1e-4  # how closely a few orders bound the scale, and how closely it is found
 
 
 def choose_filter(recipe: Recipe, budget: Budget, events: Sequence[Event]) -> Rule:
@@ -60,26 +61,41 @@ def smallest_scale(recipe: Recipe, budget: Budget, rate: float, shape: Sequence[
     def affordable(scale: float, among: tuple[float, ...] = ORDERS) -> bool:
         return fits(*chosen(scale, among))
 
-    if not affordable(PRICED[1]):
+    # Most orders are far from the best one and take most of the time: a few find its neighbourhood, and that the scale.
+    few = tuple(sorted({*ORDERS[::_SPARSE], *QUICK_ORDERS}))
+    bracket = _halve(lambda scale: affordable(scale, few), PRICED, _COARSE)
+    rule, _ = chosen(bracket[1])
+    rule = rule.each if isinstance(rule, IndividualFilters) else rule
+    near = _orders_near(rule.best) if isinstance(rule, RenyiFilter) else ORDERS
+    bracket = _enclose(lambda scale: affordable(scale, near), bracket)
+    _, high = _halve(lambda scale: affordable(scale, near), bracket, _FINE)
+    if not affordable(high):  # the best order was not among them
+        _, high = _halve(affordable, PRICED, _FINE)
+    if not affordable(high):
         raise InvalidArgument(
             "budget.epsilon", budget.epsilon, "no multiplier is large enough for it under a filter", "Use fewer steps"
         )
-    # Most orders are far from the best one and take most of the time: a few find its neighbourhood, and that the scale.
-    rule, _ = chosen(_halve(lambda scale: affordable(scale, ORDERS[::_SPARSE]), *PRICED))
-    rule = rule.each if isinstance(rule, IndividualFilters) else rule
-    near = _orders_near(rule.best) if isinstance(rule, RenyiFilter) else ORDERS
-    high = _halve(lambda scale: affordable(scale, near), *PRICED)
-    if not affordable(high):  # the best order was not among them
-        high = _halve(affordable, *PRICED)
     return high
 
 
-def _halve(affordable: Callable[[float], bool], low: float, high: float) -> float:
-    """The smallest scale that is affordable, up to 1e-4."""
-    while high > low * (1 + 1e-4):
+def _halve(affordable: Callable[[float], bool], bracket: tuple[float, float], precision: float) -> tuple[float, float]:
+    """A scale that is too small and the smallest one that is affordable, up to `precision`; the ends are taken for that."""
+    low, high = bracket
+    while high > low * (1 + precision):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if affordable(middle) else (middle, high)
-    return high
+    return low, high
+
+
+def _enclose(affordable: Callable[[float], bool], bracket: tuple[float, float]) -> tuple[float, float]:
+    """A bracket near this one, within the priced range, whose upper end is affordable and whose lower end is not."""
+    low, high = bracket
+    ratio = high / low
+    while high < PRICED[1] and not affordable(high):
+        low, high, ratio = high, min(high * ratio, PRICED[1]), ratio**2
+    while low > PRICED[0] and affordable(low):
+        low, high, ratio = max(low / ratio, PRICED[0]), low, ratio**2
+    return low, high
 
 
 def _orders_near(best: float) -> tuple[float, ...]:

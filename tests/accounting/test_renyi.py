@@ -9,7 +9,7 @@ from dp_accounting.rdp import RdpAccountant, compute_epsilon
 
 from apportion.accounting.accountant import PrivacyLossAccountant
 from apportion.accounting.central_limit import growing_mu
-from apportion.accounting.renyi import ORDERS, RenyiAccountant, renyi_curve, renyi_sum
+from apportion.accounting.renyi import ORDERS, RenyiAccountant, renyi_curve, renyi_prices, renyi_sum
 from apportion.errors import InvalidArgument
 from apportion.event import Event
 
@@ -151,3 +151,24 @@ def test_bad_values_are_refused(delta):
         IMPROVED.epsilon({Event(0.1, 1.0): 1}, delta)
     with pytest.raises(InvalidArgument, match="Did you mean 'classic'"):
         RenyiAccountant("clasic")
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "steps", "delta"), [(0.4, 3, 1e-6), (1.3, 30, 1e-5), (8.0, 1000, 1e-9), (200.0, 3, 0.1)]
+)
+def test_orders_that_are_left_out_cannot_be_the_best(multiplier, steps, delta):
+    events, orders = {Event(0.1, multiplier): steps}, np.array(ORDERS)
+    added = np.log((orders - 1) / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+    exact, found = renyi_sum(events) + added, renyi_prices(events, delta)
+    assert np.argmin(found) == np.argmin(exact)
+    assert np.min(found) == np.min(exact)
+    kept = np.isfinite(found)
+    assert np.array_equal(found[kept], exact[kept])
+    assert not kept.all()
+
+
+def test_an_order_costs_the_same_in_any_company():
+    event = Event(0.03, 1.7)
+    some = renyi_curve(event, (2.5, 14.0))  # the first to ask
+    assert np.array_equal(some, renyi_curve(event)[[ORDERS.index(2.5), ORDERS.index(14.0)]])
+    assert np.array_equal(some[::-1], renyi_curve(event, (14.0, 2.5)))

@@ -11,6 +11,8 @@ import torch
 from torch import distributed
 
 SECONDS = 120
+PRELOADED = ["torch._dynamo", "torch.distributed.fsdp", "apportion.training.train", "apportion.pipeline.stage_vetting"]
+"""Imported once, before the first rank is there; that takes longer than most of what ranks do. Nothing is run by then, and no thread."""
 
 
 class Failed(Exception):
@@ -25,7 +27,8 @@ class Team:
     """R ranks that run a function together: `function(rank, *arguments)`, which must be importable."""
 
     def __init__(self, ranks):
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         self._meeting = tempfile.TemporaryDirectory()
         place = Path(self._meeting.name) / "meeting"
         self._pipes, self.processes = [], []

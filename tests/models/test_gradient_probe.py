@@ -1,6 +1,7 @@
 """A model whose gradients never reach the records' own weights is refused before anything is charged."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,13 @@ from apportion.curator.gradients.engine import EngineChoice
 from apportion.curator.gradients.reference import ReferenceGradients
 from apportion.errors import UnsupportedModel
 from apportion.models import gradient_probe
-from apportion.models.gradient_probe import GradientProbe, require_live_gradients, summarise_rows
+from apportion.models.gradient_probe import (
+    AloneSummary,
+    GradientProbe,
+    require_live_gradients,
+    summarise_gradients,
+    summarise_rows,
+)
 from apportion.models.synthetic import prepare_model
 
 LOSSES = pytest.mark.parametrize("loss", [None, cross_entropy], ids=["size of outputs", "loss"])
@@ -142,15 +149,69 @@ def test_the_probe_alone_sees_a_limit_that_only_large_gradients_of_a_micro_batch
     )
 
 
-def test_a_summary_of_several_batches_is_that_of_each():
-    rows = {"weight": torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0)), "bias": torch.randn(3)}
-    batches = ([1, 1, 0, 2, 1], [0, 1], [0])
-    for case in (rows, {**rows, "bias": torch.tensor([1.0, 2.0, torch.inf])}):  # which is in the first batch alone
-        for batch, found in zip(batches, summarise_rows(case, batches, torch.float32), strict=True):
-            places = torch.arange(len(batch), dtype=torch.float64)
-            chosen = {name: row[batch].double().reshape(len(batch), -1) for name, row in case.items()}
-            expected = [row.norm(dim=1) for row in chosen.values()]
-            for weights in (0.5**places, torch.cos(3 * places + 0.7)):
-                expected += [weights @ row for row in chosen.values()]
-            torch.testing.assert_close(found, torch.cat(expected).float(), equal_nan=True)
-            assert bool(found.isfinite().all()) == (case is rows or 2 not in batch)
+@pytest.mark.parametrize("places", [3, 4096])
+@pytest.mark.parametrize("batch", [[1, 1, 0, 2, 1], [0, 1], [2]])
+def test_what_records_give_together_follows_from_what_they_give_alone(batch, places, monkeypatch):
+    monkeypatch.setattr(gradient_probe, "_SKETCHED", places)  # two numbers are left over of eight
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    rows = {"weight": draw(3, 4, 2), "bias": draw(3), "deep": draw(3, 10)}
+    alone = AloneSummary((draw(3, 4), draw(3)), torch.float32, *summarise_rows(rows))
+    pair, expected = alone.together(batch)
+    assert torch.equal(pair[0], alone.pair[0][batch])
+    found = summarise_gradients({name: row[batch] for name, row in rows.items()}, torch.float32)
+    torch.testing.assert_close(found, expected)
+    if places > 10:
+        weights = torch.cos(3 * torch.arange(len(batch)) + 0.7)
+        flat = [row[batch].reshape(len(batch), -1) for row in rows.values()]
+        norms = torch.stack([row.norm(dim=1) for row in flat], dim=1)
+        torch.testing.assert_close(found, torch.cat([norms.flatten(), *(weights @ row for row in flat)]))
+
+
+def test_a_sketch_shows_whatever_the_numbers_show(monkeypatch):
+    monkeypatch.setattr(gradient_probe, "_SKETCHED", 4)
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    numbers = draw(43)
+    before = gradient_probe._sketch(numbers)
+    assert len(before) == 4 + 3
+    for place in range(43):
+        other = numbers.clone()
+        other[place] += 0.01
+        assert 0.0099 < (gradient_probe._sketch(other) - before).abs().max() < 0.0201
+    for first in range(10):  # in each other's place
+        for second in range(first):
+            other = numbers.clone()
+            other[4 * first : 4 * first + 4] = numbers[4 * second : 4 * second + 4]
+            other[4 * second : 4 * second + 4] = numbers[4 * first : 4 * first + 4]
+            assert (gradient_probe._sketch(other) - before).abs().max() > 1e-3
+
+
+class _Backwards(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return -gradient if len(gradient) == 5 else gradient
+
+
+class NoNumbersBehindTheEnd(nn.Module):
+    """Gradients of padded records are not numbers; those of others have the wrong sign in batches of five."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(_Backwards.apply(self.first(x))) * (1 + 0 * x[:, -1:].square().log())
+
+
+def test_records_without_finite_gradients_hide_no_others():
+    torch.manual_seed(0)
+
+    def product(outputs, targets):
+        return (outputs * targets).sum(1).mean()
+
+    probe = GradientProbe(prepare_model(NoNumbersBehindTheEnd()), product, torch.zeros(4), torch.zeros(3))
+    assert not all(probe._all.finite())
+    assert not probe.agrees(EngineChoice("one-pass"))

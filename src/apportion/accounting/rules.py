@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from apportion import validate
 from apportion.accounting.accountant import Accountant, PrivacyLossAccountant, count_events
 from apportion.accounting.gaussian import gaussian_mu
-from apportion.accounting.renyi import ORDERS, renyi_curve, renyi_sum
+from apportion.accounting.renyi import ORDERS, renyi_curve, renyi_prices
 from apportion.budget import Budget, require_budget
 from apportion.errors import BudgetExhausted, InvalidArgument
 from apportion.event import Event
@@ -387,14 +387,8 @@ class RenyiFilter(_Filter):
         among: tuple[float, ...] = ORDERS,
     ) -> RenyiFilter:
         """Weights for runs like `reference`: 0.8 on its best order `among` those given, the rest on the eight orders around that."""
-        orders = np.array(among)
-        prices = (
-            renyi_sum(reference, among)
-            + np.log((orders - 1) / orders)
-            - (math.log(budget.delta) + np.log(orders)) / (orders - 1)
-        )
-        best = int(np.nanargmin(np.where(np.isfinite(prices), prices, np.inf)))
-        start = min(max(best - 4, 0), len(orders) - 9)
+        best = int(np.argmin(renyi_prices(reference, budget.delta, among)))
+        start = min(max(best - 4, 0), len(among) - 9)
         near = [index for index in range(start, start + 9) if index != best]
         return cls(budget, {among[best]: 0.8} | {among[index]: 0.2 / len(near) for index in near}, steps)
 

@@ -37,7 +37,7 @@ from apportion.event import Event
 from apportion.execution import MAX_MICRO_BATCH, SMALL_MICRO_BATCH, Execution, Mode, format_bytes
 from apportion.models.check import copy_model
 from apportion.models.record_tracer import leave_uncompiled
-from apportion.models.synthetic import fix_seed, model_device, synthetic_batch
+from apportion.models.synthetic import find_runnable, fix_seed, model_device, synthetic_batch, synthetic_batches
 from apportion.releases import ClippedSum
 from apportion.request import Request
 
@@ -128,15 +128,15 @@ def default_micro_batch(model: nn.Module, choice: Mode | EngineChoice, inputs: A
     Counted in a forward pass of one and of two synthetic records, which is much quicker than a `MemoryModel`.
     """
     subject = copy_model(model).train()
-    few = synthetic_batch(subject, inputs)
 
-    def made(records: int) -> int:
+    def made(few: Any, records: int) -> int:
         with fix_seed(0, model_device(subject)), LiveTensors() as live:
             call_model(subject, repeat_records(few, records))
         peak: int = live.peak
         return peak
 
-    of_one = made(2) - made(1)
+    candidates = synthetic_batches("inputs", inputs, subject)
+    _, of_one = find_runnable(lambda few: made(few, 2) - made(few, 1), candidates, "The model", inputs)
     if str(choice) in ("vmap", "loop"):
         of_one += sum(parameter.nbytes for parameter in subject.parameters())
     return max(1, DEFAULT_ACTIVATION_BYTES // max(1, of_one))

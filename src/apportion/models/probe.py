@@ -65,13 +65,27 @@ def probe_model(model: nn.Module, example: Tree) -> None:
     `example` is one record without a batch dimension. A tensor is passed as `model(x)`, a tuple or list as `model(*x)`, a
     dict as `model(**x)`, each with a batch dimension in front.
     """
+    probe_records(model, example)
+    probe_batch_sizes(model, example)
+
+
+def probe_records(model: nn.Module, example: Tree) -> None:
+    """As `probe_model`, with few records, each alone and all together."""
     _probe(prepare_model(model), example)
+
+
+def probe_batch_sizes(model: nn.Module, example: Tree) -> None:
+    """Raise `MixedRecords` if the outputs are other ones in large batches: for a model of which that is not proved."""
+    subject = prepare_model(model)
+    batch, outputs, _ = find_runnable_batch("example", subject, example)
+    _require_same_in_large_batches(subject, batch, outputs, example)
 
 
 def probe_fixed(model: nn.Module, example: Tree) -> None:
     """As `probe_model`, of a model that is only applied, never trained: as it is in eval() mode, and without anything random."""
     subject = copy_model(model).eval()
     batch, outputs = _probe(subject, example)
+    _require_same_in_large_batches(subject, batch, outputs, example)
     if not trees_agree(run_model(subject, batch, seed=1), outputs):
         raise UnsupportedModel(
             "The output for the same records depends on random numbers, also in eval() mode. Remove what draws them."
@@ -81,25 +95,20 @@ def probe_fixed(model: nn.Module, example: Tree) -> None:
 def _probe(subject: nn.Module, example: Tree) -> tuple[Tree, Tree]:
     """Synthetic records and their outputs, which are each record's own."""
     state = _copy_state(subject)
-    batch, outputs = find_runnable_batch("example", subject, example)
+    batch, outputs, alone = find_runnable_batch("example", subject, example)
     _require_unchanged(state, subject, "model")
     _require_batch_dimension(outputs)
-    _require_records_apart(subject, batch, outputs, example)
+    _require_records_apart(subject, batch, outputs, alone)
     return batch, outputs
 
 
-def _require_records_apart(subject: nn.Module, batch: Tree, outputs: Tree, example: Tree) -> None:
-    """The outputs of a record must be the same alone, with others, and in batches of other sizes."""
-
-    def outputs_of(inputs: Tree) -> Tree:
-        return find_runnable(lambda given: run_model(subject, given, seed=0), iter([inputs]), "The model", example)[1]
-
-    coarsest = max((p.dtype for p in subject.parameters() if p.is_floating_point()), key=_coarseness, default=None)
+def _require_records_apart(subject: nn.Module, batch: Tree, outputs: Tree, alone: list[Tree]) -> None:
+    """The outputs of a record must be the same alone and with others."""
+    coarsest = _coarsest_type(subject)
     if not trees_agree(run_model(subject, batch, seed=0), outputs, coarsest):
         raise NotRepeatable
-    repeatable = trees_agree(run_model(subject, batch, seed=1), outputs, coarsest)
-    for index in range(RECORDS):
-        other = outputs_of(select_records(batch, [index]))
+    repeatable = _is_repeatable(subject, batch, outputs)
+    for index, other in enumerate(alone):
         _require_single_shape(other, outputs)
         if not repeatable:
             # Something random is left in the model. The same seed gives a batch of the same size the same draws, so the
@@ -107,11 +116,29 @@ def _require_records_apart(subject: nn.Module, batch: Tree, outputs: Tree, examp
             others = [place if place == index else (place + 1) % RECORDS for place in range(RECORDS)]
             other = select_records(run_model(subject, select_records(batch, others), seed=0), [index])
         if not trees_agree(select_records(outputs, [index]), other, coarsest):
-            raise MixedRecords
-    for size in _BATCH_SIZES if repeatable else ():
+            again = run_model(subject, select_records(batch, [index]), seed=0)
+            raise MixedRecords if trees_agree(again, alone[index], coarsest) else NotRepeatable
+
+
+def _require_same_in_large_batches(subject: nn.Module, batch: Tree, outputs: Tree, example: Tree) -> None:
+    if not _is_repeatable(subject, batch, outputs):
+        return
+    for size in _BATCH_SIZES:
         places = [place % RECORDS for place in range(size)]
-        if not trees_agree(outputs_of(select_records(batch, places)), select_records(outputs, places), coarsest):
+        larger = iter([select_records(batch, places)])
+        _, found = find_runnable(lambda given: run_model(subject, given, seed=0), larger, "The model", example)
+        if not trees_agree(found, select_records(outputs, places), _coarsest_type(subject)):
             raise MixedRecords
+
+
+def _is_repeatable(subject: nn.Module, batch: Tree, outputs: Tree) -> bool:
+    """Whether nothing random is left in the model, whose outputs with another seed these are."""
+    return trees_agree(run_model(subject, batch, seed=1), outputs, _coarsest_type(subject))
+
+
+def _coarsest_type(subject: nn.Module) -> torch.dtype | None:
+    types = (parameter.dtype for parameter in subject.parameters() if parameter.is_floating_point())
+    return max(types, key=_coarseness, default=None)
 
 
 def _coarseness(dtype: torch.dtype) -> float:

@@ -203,15 +203,16 @@ def fix_seed(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def find_runnable_batch(argument: str, model: nn.Module, example: Tree) -> tuple[Tree, Tree]:
-    """Synthetic records like `example` that `model` runs on, together and each alone; and its outputs for them together."""
+def find_runnable_batch(argument: str, model: nn.Module, example: Tree) -> tuple[Tree, Tree, list[Tree]]:
+    """Synthetic records like `example` that `model` runs on, together and each alone; and its outputs for them together and alone."""
 
-    def together_and_alone(records: Tree) -> Tree:
-        for record in range(RECORDS):
-            run_model(model, select_records(records, [record]), seed=0)
-        return run_model(model, records, seed=0)
+    def together_and_alone(records: Tree) -> tuple[Tree, list[Tree]]:
+        alone = [run_model(model, select_records(records, [record]), seed=0) for record in range(RECORDS)]
+        return run_model(model, records, seed=0), alone
 
-    return find_runnable(together_and_alone, synthetic_batches(argument, example, model), "The model", example)
+    candidates = synthetic_batches(argument, example, model)
+    batch, outputs = find_runnable(together_and_alone, candidates, "The model", example)
+    return batch, *outputs
 
 
 def synthetic_batch(model: nn.Module, inputs: Tree) -> Tree:

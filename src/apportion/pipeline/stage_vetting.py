@@ -61,7 +61,7 @@ def vet_stage(
     """
     check(stage).require()
     probe_model(stage, inputs)
-    batch, outputs = find_runnable_batch("inputs", prepare_model(stage), inputs)
+    batch, outputs, _ = find_runnable_batch("inputs", prepare_model(stage), inputs)
     outside = _boundary_of(outputs, number)
     if loss_fn is None:
         loss_fn, target = projection, outside.example()

@@ -25,7 +25,7 @@ from apportion.models.channel_scaling import find_scaling
 from apportion.models.check import check
 from apportion.models.engine_choice import choose_engine
 from apportion.models.memory import resolve_micro_batch
-from apportion.models.probe import probe_loss, probe_model
+from apportion.models.probe import probe_batch_sizes, probe_loss, probe_records
 from apportion.models.temper import require_tempered
 from apportion.models.vetting import VettedEngine
 from apportion.planning import require_plan
@@ -164,10 +164,13 @@ def require_trainable(
     """Refuse a model or loss that mixes records; say how per-record gradients will be computed. Uses synthetic values only."""
     check(model).require()
     inputs, target = records.example
-    probe_model(model, inputs)
+    probe_records(model, inputs)
     if loss_fn is not None:
         probe_loss(model, loss_fn, inputs, target)
-    return choose_engine(model, loss_fn, inputs, target, (execution or Execution()).engine)
+    choice = choose_engine(model, loss_fn, inputs, target, (execution or Execution()).engine)
+    if not choice.proves_any_size:
+        probe_batch_sizes(model, inputs)
+    return choice
 
 
 def _require_valid(setup: Setup) -> None:

@@ -16,7 +16,7 @@ from apportion.curator.records import Records
 from apportion.distributed.process_group import find_ranks
 from apportion.domain import IGNORED, Domain
 from apportion.errors import InvalidArgument
-from apportion.models.synthetic import find_runnable_batch, prepare_model
+from apportion.models.synthetic import find_runnable, prepare_model, run_model, synthetic_batches
 from apportion.training.named_losses import Loss
 
 _CLASS_LOSSES = (functional.cross_entropy, functional.nll_loss)
@@ -74,7 +74,10 @@ def expected_domain(
     if domain.classes is None and ignored is None:
         return domain
     inputs, target = records.example
-    outputs = _class_outputs(find_runnable_batch("example", prepare_model(model), inputs)[1], target)
+    subject = prepare_model(model)
+    candidates = synthetic_batches("example", inputs, subject)
+    _, made = find_runnable(lambda batch: run_model(subject, batch, seed=0), candidates, "The model", inputs)
+    outputs = _class_outputs(made, target)
     if outputs is None:
         return domain
     if domain.classes is None and ignored is not None:

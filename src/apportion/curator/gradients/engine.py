@@ -54,6 +54,16 @@ class EngineChoice:
     reasons: tuple[str, ...] = ()
     path: Any = field(default=None, compare=False, repr=False)
 
+    @property
+    def proves_any_size(self) -> bool:
+        """Whether all of the model itself was traced and does not look at how many records there are, which `vmap` hides from it."""
+        return (
+            self.mode not in ("vmap", "loop")
+            and not self.alone
+            and self.path is not None
+            and not self.path.looks_at_count
+        )
+
     def __str__(self) -> str:
         parts = [self.mode, *(f"{path} alone" for path in self.alone)]
         return ", ".join(parts if self.losses_together else [*parts, "losses alone"])
