@@ -192,8 +192,8 @@ torch's default, the fastest peer takes {pinned} times as long.
   turns that count, or of the five best if fewer do.
 - Time is divided by the number of records drawn, because Poisson batches differ in size, and stated for the expected batch.
 - Memory is measured in a separate process for each engine: what two steps add to the process once model, records and engine are built.
-  Blocks of 128 KiB and more go back to the system as soon as they are free (`MALLOC_MMAP_THRESHOLD_`). If the C library is left to learn what
-  to keep, equal runs differ: plain SGD on imdb took 9 or 23 MiB, and the ratio to it was 3.5 or 1.45.
+  Blocks of 128 KiB and more go back to the system as soon as they are free (`MALLOC_MMAP_THRESHOLD_`). If the C library is left to
+  learn what to keep, equal runs differ: plain SGD on imdb took 9 or 23 MiB, and the ratio to it was 3.5 or 1.45.
 - One process does not determine a ratio: figures vary from process to process. Read the ranges.
 - The peers run as documented, whereas our engine was developed on the first eight workloads.
 - Opacus is not run in the layout channels_last: there the gradients of its convolutions are wrong in version 1.6.0, because `unfold2d`
