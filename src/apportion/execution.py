@@ -46,7 +46,7 @@ def parse_bytes(argument: str, value: Any, why: str = _MEMORY[0], fix: str = _ME
     return amount
 
 
-def _read_micro_batch(argument: str, value: Any, why: str, fix: str) -> int | Literal["auto"]:
+def _whole_or_auto(argument: str, value: Any, why: str, fix: str) -> int | Literal["auto"]:
     return "auto" if isinstance(value, str) and value == "auto" else whole(argument, value, why, fix)
 
 
@@ -66,6 +66,9 @@ class Execution(Checked):
         memory_limit: bytes, or a text such as "2GB", for the model, its copy and the peak of a step; not for the records and the
             program itself. What fits is found on synthetic records before anything is charged (`memory.py`): the choice depends
             on the model and on the shape of a record, never on a value of one or on how many there are.
+        threads: of torch, while gradients are computed. "auto" takes a single one where a micro-batch has so little to compute that the
+            start of others would take longer (`memory.py`), and otherwise as many as torch has. A step in a single one does not wait for
+            a processor that other jobs use.
         noise_from: in a run of several processes, each of them adds a share of the noise, or the first one all of it; then sums of the
             others reach it without any. The noise of a release is the same.
 
@@ -78,11 +81,12 @@ class Execution(Checked):
     """
 
     micro_batch: int | Literal["auto"] = checked(
-        "auto", _read_micro_batch, "it is a number of records", "Use a smaller one if memory runs out"
+        "auto", _whole_or_auto, "it is a number of records", "Use a smaller one if memory runs out"
     )
     engine: Literal["auto"] | Mode = checked("auto", one_of("auto", *get_args(Mode)), "there is no such engine")
     workers: int = checked(0, whole, "it is a number of processes", "Use 0 to have none", least=0)
     memory_limit: int | str | None = checked(None, parse_bytes, *_MEMORY)
+    threads: int | Literal["auto"] = checked("auto", _whole_or_auto, "it is a number of threads", "Use 1 to start none")
     noise_from: Literal["every rank", "first rank"] = checked(
         "every rank", one_of("every rank", "first rank"), "it is who adds the noise of a run with several processes"
     )

@@ -8,12 +8,15 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import apportion as ap
 from apportion.curator import threads as module
 from apportion.curator.normal_field import NormalField
-from apportion.curator.threads import share_blocks
+from apportion.curator.threads import share_blocks, torch_threads
 
 
 @pytest.fixture(autouse=True)
@@ -186,3 +189,37 @@ def test_the_interpreter_ends_and_noise_can_still_be_made_then():
     assert (done.returncode, done.stderr) == (0, "")
     first, second = done.stdout.splitlines()
     assert first == second
+
+
+@pytest.mark.parametrize(("count", "inside"), [(1, 1), (2, 2), (5, 3), ("auto", 3)])
+def test_torch_has_no_more_threads_than_asked_for_and_has_them_back_afterwards(count, inside):
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with torch_threads(count):
+            assert torch.get_num_threads() == inside
+        with pytest.raises(ValueError, match="of a record"), torch_threads(count):
+            raise ValueError("of a record")
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_small_model_is_trained_by_one_thread():
+    seen = []
+
+    class Small(nn.Linear):
+        def forward(self, input):  # noqa: A002
+            seen.append(torch.get_num_threads())
+            return super().forward(input)
+
+    data = torch.randn(40, 3), torch.randint(0, 2, (40,))
+    plan = ap.plan("abadi", budget=ap.Budget(epsilon=8.0, delta=1e-3), population=40, sample_rate=0.5, steps=3)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        ap.train(Small(3, 2), nn.functional.cross_entropy, data, plan, lr=0.1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen[-1] == 1

@@ -198,6 +198,22 @@ def test_without_a_limit_written_out_gradients_count():
     assert alone == memory_module.DEFAULT_ACTIVATION_BYTES // (4 * (1 << 16) + 64)
 
 
+@pytest.mark.parametrize(
+    ("model", "shape", "expected", "threads"),
+    [
+        (nn.Linear(30, 2), (30,), 256, 1),
+        (nn.Sequential(nn.Linear(100, 64), nn.ReLU(), nn.Linear(64, 2)), (100,), 1024, 1),
+        (nn.Linear(3969, 10), (3969,), 4096, "auto"),  # many numbers
+        (nn.Sequential(nn.Linear(256, 512), nn.Linear(512, 10)), (256,), 512, "auto"),  # many products
+        (nn.Sequential(nn.Conv2d(1, 16, 8), nn.Flatten(), nn.Linear(16 * 21 * 21, 10)), (1, 28, 28), 64, "auto"),
+    ],
+)
+def test_what_is_quickly_done_is_left_to_one_thread(model, shape, expected, threads):
+    assert resolve_micro_batch(ap.Execution(), model, "one-pass", torch.zeros(shape), expected).threads == threads
+    asked = resolve_micro_batch(ap.Execution(threads=3), model, "one-pass", torch.zeros(shape), expected)
+    assert asked.threads == 3
+
+
 def test_one_record_is_always_held(monkeypatch):
     monkeypatch.setattr(memory_module, "DEFAULT_ACTIVATION_BYTES", 1)
     assert resolve_micro_batch(ap.Execution(), nn.Linear(4, 2), "one-pass", torch.zeros(4), 1024).micro_batch == 1

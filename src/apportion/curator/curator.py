@@ -47,6 +47,7 @@ from apportion.curator.reader import Batch, Piece, single_records
 from apportion.curator.records import Records, cut_evenly
 from apportion.curator.sieve import sieve
 from apportion.curator.state_digest import state_digest
+from apportion.curator.threads import torch_threads
 from apportion.curator.tree import map_tensors
 from apportion.devices import model_devices, seeded_generators, with_float64
 from apportion.domain import Domain
@@ -457,7 +458,7 @@ class Curator:
         return draw.release()
 
     def _add_batch(self, draw: Draw, loss_fn: LossFunction) -> None:
-        with watch_signals():
+        with watch_signals(), torch_threads(self._execution.threads):
             for piece in draw.micro_batches():
                 with draw.secret_dropout(), warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # a warning may be caused by one record, and is output

@@ -1,4 +1,7 @@
-"""Work that is cut into blocks, in a few threads. NumPy and OpenSSL let go of Python's lock, so blocks are computed side by side."""
+"""How many threads work at one time: those of torch, and our own for work that is cut into blocks.
+
+NumPy and OpenSSL let go of Python's lock, so blocks are computed side by side.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,28 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
+from typing import Literal
+
+import torch
 
 Block = tuple[int, int]
 """(first, last): the numbers from `first` on, without `last`."""
+
+
+@contextmanager
+def torch_threads(count: int | Literal["auto"]) -> Iterator[None]:
+    """Until the end of this block torch computes with at most so many threads; "auto" stands for as many as it has."""
+    before = torch.get_num_threads()
+    if count == "auto" or count >= before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def share_blocks(start: int, count: int, most: int, work: Callable[[Iterator[Block]], None], threads: int) -> None:

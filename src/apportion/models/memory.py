@@ -59,6 +59,11 @@ is no faster, because it leaves the caches."""
 SMALL_ACTIVATION_BYTES = 4 << 20
 """Bytes of activations that stay in a core's cache: where 1,024 records have no more, what a micro-batch costs by itself shows."""
 
+QUICK_NUMBERS = 1 << 19
+"""Numbers of a micro-batch up to which one thread is as quick as two: torch starts others from 32,768 numbers of one tensor on."""
+QUICK_PRODUCTS = 1 << 26
+"""Multiplications of a forward pass up to which it is so: about a millisecond of one core."""
+
 CONVOLUTION_OPERATORS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
 
@@ -117,13 +122,27 @@ def resolve_micro_batch(
         return replace(execution, micro_batch=largest, memory_limit=None)
     if execution.micro_batch != "auto":
         return execution
-    most = default_micro_batch(model, choice, inputs)
+    of_one = activation_bytes(model, choice, inputs)
+    most = max(1, DEFAULT_ACTIVATION_BYTES // of_one)
     small = SMALL_ACTIVATION_BYTES * most >= DEFAULT_ACTIVATION_BYTES * SMALL_MICRO_BATCH
-    return replace(execution, micro_batch=min(execution.physical_batch(expected_batch_size, small=small), most))
+    chosen = min(execution.physical_batch(expected_batch_size, small=small), most)
+    if execution.threads == "auto" and _is_quick(model, of_one, chosen):
+        execution = replace(execution, threads=1)
+    return replace(execution, micro_batch=chosen)
 
 
-def default_micro_batch(model: nn.Module, choice: Mode | EngineChoice, inputs: Any) -> int:
-    """How many records like `inputs` have `DEFAULT_ACTIVATION_BYTES` of activations, plus gradients where they are materialised.
+def _is_quick(model: nn.Module, of_one: int, records: int) -> bool:
+    """Whether so many records have so few numbers, and make so few operations, that one thread is done before others have begun.
+
+    Each number of an activation takes at most as many multiplications as a weight has numbers for each of its outputs.
+    """
+    numbers = records * of_one // 4
+    widest = max((one.numel() // max(1, len(one)) for one in model.parameters() if one.dim() > 1), default=1)
+    return numbers <= QUICK_NUMBERS and numbers * widest <= QUICK_PRODUCTS
+
+
+def activation_bytes(model: nn.Module, choice: Mode | EngineChoice, inputs: Any) -> int:
+    """What one record like `inputs` has of activations, and of gradients where they are materialised; at least 1.
 
     Counted in a forward pass of one and of two synthetic records, which is much quicker than a `MemoryModel`.
     """
@@ -139,7 +158,7 @@ def default_micro_batch(model: nn.Module, choice: Mode | EngineChoice, inputs: A
     _, of_one = find_runnable(lambda few: made(few, 2) - made(few, 1), candidates, "The model", inputs)
     if str(choice) in ("vmap", "loop"):
         of_one += sum(parameter.nbytes for parameter in subject.parameters())
-    return max(1, DEFAULT_ACTIVATION_BYTES // max(1, of_one))
+    return max(1, of_one)
 
 
 def measure_memory(model: nn.Module, choice: Mode | EngineChoice, inputs: Any) -> MemoryModel:
