@@ -82,6 +82,8 @@ HARMLESS = {
     "models.memory.BASE_BYTES": "bytes of a prediction of memory; nothing is cut",
     "models.memory.DEFAULT_ACTIVATION_BYTES": "bytes, from which the size of a micro-batch follows: tests give it other sizes",
     "models.memory.SMALL_ACTIVATION_BYTES": "which of two sizes is usual; both are made small",
+    "models.memory.QUICK_NUMBERS": "up to which one thread computes; nothing is cut",
+    "models.memory.QUICK_PRODUCTS": "up to which one thread computes; nothing is cut",
     "models.memory.CONVOLUTION_FACTOR": "a factor of a prediction of memory; nothing is cut",
     "models.memory.LINEAR_FROM_BYTES": "bytes, from which the size of a micro-batch follows: tests give it other sizes",
     "curator.randomness.KEY_BYTES": _FORMAT,

@@ -214,7 +214,9 @@ def test_a_small_model_is_trained_by_one_thread():
             return super().forward(input)
 
     data = torch.randn(40, 3), torch.randint(0, 2, (40,))
-    plan = ap.plan("abadi", budget=ap.Budget(epsilon=8.0, delta=1e-3), population=40, sample_rate=0.5, steps=3)
+    plan = ap.plan(
+        "abadi", budget=ap.Budget(epsilon=8.0, delta=1e-3, unit=ap.Record()), population=40, sample_rate=0.5, steps=3
+    )
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
