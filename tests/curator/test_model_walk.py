@@ -84,7 +84,7 @@ def test_what_needs_no_walk_is_read_anew():
     assert "2.bias" not in trained_parameters(walk)
     assert list(trained_parameters(walk)) == list(trained_parameters(one))
     assert walk.training_flags() == tuple(module.training for module in one.modules())
-    assert devices_of(walk) == {torch.device("cpu")}
+    assert devices_of(walk.find()) == {torch.device("cpu")}
 
 
 class ShowsLess(nn.Linear):

@@ -13,8 +13,6 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Literal
 
-import torch
-
 Block = tuple[int, int]
 """(first, last): the numbers from `first` on, without `last`."""
 
@@ -22,6 +20,8 @@ Block = tuple[int, int]
 @contextmanager
 def torch_threads(count: int | Literal["auto"]) -> Iterator[None]:
     """Until the end of this block torch computes with at most so many threads; "auto" stands for as many as it has."""
+    import torch  # here: reports of runs, which read this module, need none
+
     before = torch.get_num_threads()
     if count == "auto" or count >= before:
         yield
