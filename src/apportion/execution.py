@@ -66,9 +66,9 @@ class Execution(Checked):
         memory_limit: bytes, or a text such as "2GB", for the model, its copy and the peak of a step; not for the records and the
             program itself. What fits is found on synthetic records before anything is charged (`memory.py`): the choice depends
             on the model and on the shape of a record, never on a value of one or on how many there are.
-        threads: of torch, while gradients are computed. "auto" takes a single one where a micro-batch has so little to compute that the
-            start of others would take longer (`memory.py`), and otherwise as many as torch has. A step in a single one does not wait for
-            a processor that other jobs use.
+        threads: of torch, while `train` computes gradients. "auto" takes a single one where `micro_batch` is "auto", too, and has so little
+            to compute that the start of others would take longer (`memory.py`), and otherwise as many as torch has. A step in a single
+            one does not wait for a processor that other jobs use.
         noise_from: in a run of several processes, each of them adds a share of the noise, or the first one all of it; then sums of the
             others reach it without any. The noise of a release is the same.
 
