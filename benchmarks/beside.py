@@ -53,12 +53,11 @@ def main() -> int:
         print(json.dumps(measure(name, options.rounds)))
         return 0
     for name in options.workloads:
-        command = [sys.executable, __file__, "--one", f"--workloads={name}", f"--rounds={options.rounds}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            print(f"error: {name}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+        try:
+            record = measuring.in_new_process([__file__, "--one", f"--workloads={name}", f"--rounds={options.rounds}"])
+        except RuntimeError as error:
+            print(f"error: {name}: {error}", file=sys.stderr)
             return 2
-        record = json.loads(done.stdout.splitlines()[-1])
         print(" | ".join([name, *cells(record)]), flush=True)
         if not options.print:
             record |= {"code": code(), **surroundings()}

@@ -24,7 +24,6 @@ import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -64,15 +63,17 @@ def main() -> int:
         (name,) = options.workloads
         print(json.dumps(measure(name, options.rounds)))
         return 0
+    import measuring  # here: the page is written without torch
+
     for name in options.workloads:
         with tempfile.TemporaryDirectory() as cache:
             surroundings = {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-            command = [sys.executable, __file__, "--one", f"--workloads={name}", f"--rounds={options.rounds}"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | surroundings)
-        if done.returncode:
-            print(f"error: {name}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
-            return 2
-        record = json.loads(done.stdout.splitlines()[-1])
+            command = [__file__, "--one", f"--workloads={name}", f"--rounds={options.rounds}"]
+            try:
+                record = measuring.in_new_process(command, surroundings)
+            except RuntimeError as error:
+                print(f"error: {name}: {error}", file=sys.stderr)
+                return 2
         FILE.write_text(json.dumps(stored() | {name: record}, indent=1) + "\n", encoding="utf-8")
         for way, found in record["ways"].items():
             print(f"{name:<12} {way:<24} {text(found)}", flush=True)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import subprocess
 import sys
 import time
 import tracemalloc
@@ -42,7 +41,7 @@ from workloads import Transformer, Workload, images, papernot, tokens
 
 FILE = Path(__file__).with_name("growth.json")
 ENGINES = ("sgd", "apportion")
-ROUNDS = 5
+ROUNDS, WARM_UP = 5, 1.5
 PLAN = "plan"
 
 
@@ -144,13 +143,11 @@ def store(axis: str, point: dict[str, Any]) -> None:
 
 def measure(axis: str, size: int) -> dict[str, Any]:
     """One size, in a new process."""
-    command = [sys.executable, __file__, "--one", axis, str(size)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"ended with code {done.returncode}"]
-        print(f"error: {axis} {size:,}: {last[0]}", file=sys.stderr, flush=True)
-        return {"failed": last[0]}
-    point = {"size": size} | json.loads(done.stdout.splitlines()[-1])
+    try:
+        point = {"size": size} | measuring.in_new_process([__file__, "--one", axis, str(size)])
+    except RuntimeError as error:
+        print(f"error: {axis} {size:,}: {error}", file=sys.stderr, flush=True)
+        return {"failed": str(error)}
     for engine, found in point["engines"].items():
         print(f"{axis:<11} {size:>11,} {engine:<10} {found['ms']:10.2f} ms {found['mib']:9.1f} MiB", flush=True)
     return point
@@ -169,6 +166,8 @@ def one(axis: str, size: int) -> dict[str, Any]:
         started = time.perf_counter()
         engines[name] = BUILDERS[name](workload)
         found[name] = {"setup": round(time.perf_counter() - started, 2), "mib": round(peak(engines[name]), 1)}
+    for engine in engines.values():
+        measuring.turn(engine, WARM_UP)  # oneDNN prepares itself for each size of a batch when it first comes
     turns: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ENGINES}
     for _ in range(ROUNDS):
         for name, engine in engines.items():

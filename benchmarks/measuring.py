@@ -56,15 +56,27 @@ def run(
         steady: the C library gives large blocks back to the system as soon as they are free, instead of learning what to keep: the same
             run of plain SGD on `imdb` takes 9 MiB then, and 9 or 23 otherwise.
     """
-    command = [sys.executable, __file__, task, workload, *engines, f"--rounds={rounds}", f"--scale={scale!r}"]
+    command = [__file__, task, workload, *engines, f"--rounds={rounds}", f"--scale={scale!r}"]
     command.append(f"--threads={threads}")
     if micro_batch is not None:
         command.append(f"--micro-batch={micro_batch}")
-    surroundings = os.environ | ({"MALLOC_MMAP_THRESHOLD_": str(STEADY_BLOCK)} if steady else {})
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=surroundings)
+    try:
+        return in_new_process(command, {"MALLOC_MMAP_THRESHOLD_": str(STEADY_BLOCK)} if steady else {})
+    except RuntimeError as error:
+        return {"figures": {}, "failed": dict.fromkeys(engines, str(error))}
+
+
+def in_new_process(command: list[str], surroundings: dict[str, str] | None = None) -> dict[str, Any]:
+    """The line of JSON that `python command` prints last; `RuntimeError` with its last words if it fails.
+
+    Args:
+        surroundings: variables of its environment, beside those of this process.
+    """
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=False, env=os.environ | (surroundings or {})
+    )
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"ended with code {done.returncode}"]
-        return {"figures": {}, "failed": dict.fromkeys(engines, last[0])}
+        raise RuntimeError((done.stderr.strip().splitlines() or [f"ended with code {done.returncode}"])[-1])
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -21,7 +21,7 @@ from workloads import POPULATION_IN_BATCHES, Workload
 
 RATE = 1 / POPULATION_IN_BATCHES
 THRESHOLD, MULTIPLIER, LEARNING_RATE = 1.0, 1.0, 0.01
-STEPS = 5_000  # that our plan allows; more than a benchmark takes
+STEPS = 20_000  # that our plan allows; more than a benchmark takes
 
 
 class Engine(Protocol):
