@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -18,29 +19,30 @@ from reproduction.trials.kept import trials_file
 def trials(
     design: Annotated[str, typer.Argument(help="`referee`, `papers`, or one file of papers/.")] = "referee",
     only: Annotated[str, typer.Option(help="Only trials whose 'on DATA: METHOD' contains this text.")] = "",
+    processes: Annotated[
+        int | None,
+        typer.Option(help="Trials run at one time; changes no result.", show_default="one for each core"),
+    ] = None,
     data_dir: options.DataDir = None,
 ) -> None:
-    """Run the trials that are missing, on public data, and keep each as it ends.
+    """Run the trials that are missing, on public data, and keep each as it ends. After an interruption the same command continues.
 
     Example: python -m reproduction trials --only "on mnist: adamw"
     """
     kept = KeptTrials.open(trials_file(group_of(design)))
+    questions = [(one, judge, method) for one in read_designs(design) for judge in one.judges for method in one.methods]
+
+    def wanted() -> list[Trial]:
+        found = [trial for question in questions for trial in missing_trials(*question, kept)]
+        return [trial for trial in found if only in f"on {trial.data}: {trial.method}"]
 
     def show(trial: Trial, entry: dict[str, Any]) -> None:
         score = entry.get("refused") or f"{entry['accuracy']}, {entry['seconds']} s"
         print_error_stream(f"{trial.data}: {trial.method} {trial.number} {trial.stage}: {score}")
 
-    for one in read_designs(design):
-        for judge in one.judges:
-            for method in one.methods:
-                # what is run at full length depends on the shorter trials
-                while missing := [
-                    trial
-                    for trial in missing_trials(one, judge, method, kept)
-                    if only in f"on {trial.data}: {trial.method}"
-                ]:
-                    print_error_stream(f"{one.name}, {judge.name}, {method.label}: {len(missing)} trials are missing")
-                    run_trials(kept, missing, data_dir, show)
+    print_error_stream(f"{len(wanted())} trials are missing, before those that go on")
+    workers = (os.cpu_count() or 1) if processes is None else processes
+    run_trials(kept, wanted, processes=workers, data_dir=data_dir, show=show)
 
 
 def choose() -> None:

@@ -107,10 +107,23 @@ def test_a_short_trial_is_the_beginning_of_the_long_one(tmp_path):
     assert [run.history[-1].step for run in runs] == [10, 20]
     assert runs[0].history[-1].noise_multiplier == runs[1].history[-1].noise_multiplier  # that of the full length
     kept = KeptTrials.open(tmp_path / "trials.json")
-    run_trials(kept, [short, long])
+    run_trials(kept, lambda: [trial for trial in (short, long) if trial.key not in kept.found])
     assert [entry.get("stopped_after") for entry in kept.found.values()] == [2, None]
     assert kept.found[short.key]["accuracy"] == runs[0].test_accuracy
     assert all(entry["seconds"] > 0 for entry in kept.found.values())
+
+
+def test_trials_in_two_processes_are_the_same(tmp_path):
+    design = made_up()
+    judge, method = design.judges[0], design.methods[0]
+    found = []
+    for processes in (1, 2):
+        kept = KeptTrials.open(tmp_path / f"{processes}.json")
+        run_trials(kept, lambda kept=kept: missing_trials(design, judge, method, kept), processes=processes)
+        found.append({key: entry["accuracy"] for key, entry in KeptTrials.open(kept.path).found.items()})
+        assert find_winner(design, judge, method, kept) is not None
+    assert found[0] == found[1]
+    assert len(found[0]) == 5 + 2
 
 
 @pytest.mark.parametrize("design", PAPERS, ids=lambda design: design.name)
