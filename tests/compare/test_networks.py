@@ -38,6 +38,15 @@ def test_models_fit_their_data_and_can_be_trained_privately(name, kind):
     assert ap.check(model).ok
 
 
+@pytest.mark.parametrize(("name", "kind"), [("lstm", "characters"), ("embedding", "words")])
+def test_padding_behind_a_text_changes_nothing(name, kind):
+    model = networks.build(name, data_of(kind))
+    text = torch.tensor([[3, 1, 2, 2], [1, 3, 0, 0]])
+    longer = torch.cat([text, torch.zeros(2, 5, dtype=torch.int64)], 1)
+    torch.testing.assert_close(model(longer), model(text))
+    assert not torch.allclose(model(text.roll(1, 0)), model(text))
+
+
 @pytest.mark.parametrize("kind", SHAPES)
 def test_every_kind_of_data_has_a_default(kind):
     data = data_of(kind)
