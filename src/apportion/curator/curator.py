@@ -42,7 +42,7 @@ from apportion.curator.mechanisms import Mechanisms
 from apportion.curator.owners import Numbers, Owners, RecordOwners, Weigh, pooling_weights
 from apportion.curator.pooling import NOBODY, pool
 from apportion.curator.problems import FAILED, Problems
-from apportion.curator.randomness import KEY_BYTES, DrawStreams, Stream, poisson_sample
+from apportion.curator.randomness import KEY_BYTES, DrawStreams, Stream, poisson_sample, require_same_process
 from apportion.curator.reader import Batch, Piece, single_records
 from apportion.curator.records import Records, cut_evenly
 from apportion.curator.sieve import sieve
@@ -222,6 +222,7 @@ class Draw:
         """(Σ clipped + N(0, s²)) / expected batch size, once, over all ranks: each adds its share. After this the batch is gone."""
         if self._released:
             raise WrongOrder("this draw was released already: one request has one answer")
+        require_same_process(self._streams.process)
         self._released = True
         with expected(self._ranks):
             if self._weigh is not None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -140,6 +140,14 @@ class DrawStreams:
     noise: Stream
     model: Stream
     views: Stream
+    process: int = field(default_factory=os.getpid)
+    """Where they were made."""
+
+
+def require_same_process(process: int) -> None:
+    """Refuse a copy, made by fork, of the process with this number."""
+    if os.getpid() != process:
+        raise WrongOrder("the process was forked during a private run: parent and child would add the same noise")
 
 
 class Randomness:
@@ -173,8 +181,7 @@ class Randomness:
 
     def next_draw(self) -> DrawStreams:
         """Streams that no other draw has had or will have."""
-        if os.getpid() != self._process:
-            raise WrongOrder("the process was forked during a private run: parent and child would add the same noise")
+        require_same_process(self._process)
         number = self._next_draw
         self._next_draw += 1
         return DrawStreams(*(self._stream(purpose, number) for purpose in PURPOSES))
