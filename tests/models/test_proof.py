@@ -544,3 +544,31 @@ def test_losses_that_keep_records_apart_run_together(loss):
     choice = together(linear(), NUMBERS, loss)
     assert choice.proves_any_size
     assert choice.losses_together
+
+
+class Scales(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x):
+        return self.layer(x) * self.scale
+
+
+@pytest.mark.parametrize("when", ["between steps", "between micro-batches"])
+def test_a_copy_that_is_made_anew_is_proved_anew(when):
+    """Its weights and buffers no longer fit into the old one, so all that was changed of the model is in it: hooks, too."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Scales(), linear())
+    engine = VettedEngine(model, together(model, NUMBERS), NUMBERS)
+    batch, targets = torch.randn(5, 4), torch.randn(5, 3)
+    found(engine, batch, targets)
+    model[0].register_forward_hook(lambda module, inputs, output: output - output.mean(0))
+    model[0].scale.data = torch.full((1, 4), 2.0)
+    if when == "between steps":
+        engine.sync_weights()
+    engine.record_losses(product, engine.forward(batch), targets).sum().backward()
+    rows = as_gradients(engine.gradients()).rows("0.layer.weight", slice(0, 5))
+    expected = alone(model, batch, targets)[:, :16].view(5, 4, 4)
+    assert torch.allclose(rows, expected, atol=1e-5)

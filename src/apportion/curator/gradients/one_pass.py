@@ -197,6 +197,8 @@ class OnePass:
     """While the engine is traced (`proof.py`), checks everything whose rows must belong to one record each."""
     proved_outputs: Mapping[str, list[Any]] | None = None
     """Of what kind the outputs of modules that run alone were when records were traced, by module and call; `None` if that is not known."""
+    rebuilt = False
+    """Whether the scratch copy was made anew since, from the model as it was then: nothing that was shown of this engine holds any more."""
 
     def __init__(
         self,
@@ -377,6 +379,7 @@ class OnePass:
             self._copy_state(found)
         except Exception:  # what a module made of its copy cannot be undone
             self._build()
+            self.rebuilt = True
             self._copy_state(found)
 
     def _copy_state(self, found: Found) -> None:
