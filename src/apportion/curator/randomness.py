@@ -140,7 +140,7 @@ class DrawStreams:
     noise: Stream
     model: Stream
     views: Stream
-    process: int = field(default_factory=os.getpid)
+    process: int = field(default_factory=os.getpid, kw_only=True)
     """Where they were made."""
 
 
