@@ -189,10 +189,10 @@ def hidden():
 
 @functools.cache
 def _importers():
-    """Constant → the modules that import it by name."""
+    """Constant → the modules that have it by name: what a function imports, it looks up anew."""
     found = collections.defaultdict(list)
     for module, tree in _trees().items():
-        for node in ast.walk(tree):
+        for node in tree.body:
             if isinstance(node, ast.ImportFrom):
                 for one in node.names:
                     found[f"{node.module}.{one.name}"].append(module)
