@@ -125,8 +125,9 @@ def clip_and_sum(
     squares = squared_norms(records, releases)
     norms = release_norms(squares, releases)
     clips = None if clips is None else clips.to(norms[0].device)
-    finite = torch.stack([norm.isfinite() for norm in norms]).all(0)
-    if not finite.all():
+    finite = norms[0].isfinite() if len(norms) == 1 else torch.stack([norm.isfinite() for norm in norms]).all(0)
+    whole = bool(finite.all())  # nearly always: then there is nothing to leave out
+    if not whole:
         records.zero_records(~finite)
         if problems is not None:
             problems.count(NOT_FINITE, int((~finite).sum()))
@@ -134,11 +135,12 @@ def clip_and_sum(
     sums: dict[str | Statistic, Tensor] = {}
     for release, norm in zip(releases, norms, strict=True):
         if isinstance(release, ClippedSum):
-            weights |= dict.fromkeys(
-                group_names(release, list(squares)), torch.where(finite, clip_factors(release, norm, clips), 0.0)
-            )
+            factors = clip_factors(release, norm, clips)
+            kept = factors if whole else torch.where(finite, factors, 0.0)
+            weights |= dict.fromkeys(group_names(release, list(squares)), kept)
         else:
-            sums[release] = torch.where(finite, statistic_terms(release, norm, clips), 0.0).sum(-1)
+            terms = statistic_terms(release, norm, clips)
+            sums[release] = (terms if whole else torch.where(finite, terms, 0.0)).sum(-1)
     if frames.keys() != squares.keys():
         sums.update(records.weighted_sums(weights))
     for name, frame in frames.items():
@@ -167,10 +169,14 @@ def squared_norms(records: Gradients, releases: Sequence[Noised]) -> dict[str, T
 
 def release_norms(squares: Mapping[str, Tensor], releases: Sequence[Noised]) -> list[Tensor]:
     """‖g_i‖ over the parameters of each release."""
-    return [
-        torch.stack([squares[name] for name in group_names(release, list(squares))]).sum(0).sqrt()
-        for release in releases
-    ]
+    return [_total([squares[name] for name in group_names(release, list(squares))]).sqrt() for release in releases]
+
+
+def _total(parts: Sequence[Tensor]) -> Tensor:
+    """Σ_k parts_k; of one or two without a copy of them."""
+    if len(parts) > 2:
+        return torch.stack(list(parts)).sum(0)
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
 def pooling_factors(records: Gradients, sums: Sequence[ClippedSum]) -> Tensor:

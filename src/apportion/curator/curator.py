@@ -15,6 +15,7 @@ nothing works at all is found by the probe, on synthetic records, before anythin
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ from apportion.curator.foreign_code import contain_errors, watch_signals
 from apportion.curator.gradients.engine import Engine
 from apportion.curator.gradients.layer_use import full_precision
 from apportion.curator.gradients.losses import LossFunction
-from apportion.curator.gradients.model_walk import ModelWalk, devices_of, trained_parameters
+from apportion.curator.gradients.model_walk import Found, ModelWalk, devices_of, trained_parameters
 from apportion.curator.gradients.module_state import StatelessLoss
 from apportion.curator.individual_bounds import Floats, IndividualBounds, norm_ratios
 from apportion.curator.mechanisms import Mechanisms
@@ -91,7 +92,7 @@ class Draw:
     Args:
         request: what is answered.
         pieces: the batch in micro-batches.
-        walk: finds the parameters of the model.
+        found: the parts of the model.
         streams, mechanisms, owners: as of the curator, and the random bits of this draw.
         weigh: how records of a user are weighted before they are pooled; `None` if every record is a unit.
         clips: the factor s_p of the thresholds of these units; `None` if it is 1 for all.
@@ -104,7 +105,7 @@ class Draw:
         self,
         request: Request,
         pieces: Iterator[Piece],
-        walk: ModelWalk,
+        found: Found,
         streams: DrawStreams,
         mechanisms: Mechanisms,
         owners: Owners,
@@ -117,7 +118,6 @@ class Draw:
         self._request, self._mechanisms = request, mechanisms
         self._pieces, self._streams, self._problems, self._ranks = pieces, streams, problems, ranks
         self._owners, self._weigh, self._clips = owners, weigh, clips
-        found = walk.find()
         self._trained, self._devices = trained_parameters(found), devices_of(found)
         self._open_user = NOBODY
         self._sums: dict[str | Statistic, Tensor] = {
@@ -187,7 +187,7 @@ class Draw:
             return {}
         sums = clip_and_sum(gradients, self.noised, self._clips(owners), self._problems)
         # a sum is finite only if all its terms are, and is much faster than to look at each
-        if not all(bool(part.sum().isfinite()) for part in sums.values()):
+        if not all([math.isfinite(part.sum()) for part in sums.values()]):
             raise ArithmeticError("a product overflowed")  # nothing was added yet
         return sums
 
@@ -233,7 +233,9 @@ class Draw:
         for (release, name), answer in zip(asked, self._answers(asked), strict=True):
             parameter = self._trained[name]
             restored = answer if release.frame is None else release.frame.restored(name, answer)
-            gradient[name] = _strip_history(restored.to(parameter.dtype).to(parameter.device))
+            if restored.dtype != parameter.dtype or restored.device != parameter.device:
+                restored = restored.to(parameter.dtype).to(parameter.device)
+            gradient[name] = _strip_history(restored)
         counted = self._ranks.add_up(self._count(one) for one in self.request.statistics)
         statistics = [number for one in counted for number in one.view(-1).tolist()]
         return Released(self.request, gradient, tuple(statistics), self._ranks.choose(self._selected()))
@@ -261,7 +263,7 @@ class Draw:
         if exact.dtype != kept:
             exact = with_float64(exact).to(torch.float64)
         answer = self._add_noise(release, exact)
-        return answer.to(kept)
+        return answer if answer.dtype == kept else answer.to(kept)
 
     def _type_of_part(self, release: ClippedSum, parameter: torch.dtype) -> torch.dtype:
         """As what a part is added to those of other ranks: from public facts, so that all agree.
@@ -358,13 +360,14 @@ class Curator:
         self._walk = ModelWalk(engine.model)
         self._numbers = sum(parameter.numel() for parameter in trained_parameters(self._walk).values())
         self._loss: StatelessLoss | None = None
+        self._answerable: tuple[Request | None, list[str]] = None, []
         self._ranks = ranks
 
     def open(self, request: Request) -> Draw:
         """Charge `request`, then toss its coins. For loops that compute the gradients themselves."""
-        _require_priced_as_executed(request)
-        _require_all_parameters(request, trained_parameters(self._walk))
-        self._require_same_groups(request)
+        found = self._walk.find()
+        trained = trained_parameters(found)
+        self._require_answerable(request, trained)
         self._engine.sync_weights()
         size = self._execution.physical_batch(request.expected_batch_size)
         if self._views is not None:
@@ -378,13 +381,14 @@ class Curator:
         taking = None if self._individual is None else self._individual.charge(request.event())
         drawn = poisson_sample(owners.coins, request.rates, streams.coins, owners.coin_groups)
         members = owners.records_of(drawn if taking is None else drawn[taking[drawn]])
-        pieces = self._read(members, owners.cut(members, size, self._numbers), streams.model, self._problems)
+        cuts, device = owners.cut(members, size, self._numbers), next(iter(trained.values())).device
+        pieces = self._read(members, cuts, streams.model, self._problems, device)
         weigh = None if owners.pooling is None else pooling_weights(owners, members)
         clips = partial(owners.clips, request) if self._individual is None else self._individual.clips
         draw = self.draw_kind(
             request,
             pieces,
-            self._walk,
+            found,
             streams,
             self._mechanisms,
             owners,
@@ -402,9 +406,10 @@ class Curator:
         """What must be the same on all ranks before they go on."""
         return state_digest(request, trained_parameters(self._walk))
 
-    def _read(self, members: Numbers, cuts: Sequence[slice], secret: Stream, problems: Problems) -> Iterator[Piece]:
+    def _read(
+        self, members: Numbers, cuts: Sequence[slice], secret: Stream, problems: Problems, device: torch.device
+    ) -> Iterator[Piece]:
         """Those of these records that can be read and have declared values, where the model is."""
-        device = next(iter(trained_parameters(self._walk).values())).device
         pieces = self._records.read(members, cuts, secret)
         return sieve(pieces, self._domain, device, len(members), problems, self._records.failures)
 
@@ -476,15 +481,17 @@ class Curator:
         So each record runs alone. In a micro-batch the last bit of its norm would depend on the others, and where that bit moves its bound
         to another level, or its account over the edge, somebody else's record would have decided whether it takes part.
         """
+        trained = trained_parameters(self._walk)
         _require_priced_as_executed(request)
-        _require_all_parameters(request, trained_parameters(self._walk))
+        _require_all_parameters(request, trained)
         self._engine.sync_weights()
+        device = next(iter(trained.values())).device
         ratios = np.full(len(self._records), np.inf)
         secret = seeded_generators(int.from_bytes(os.urandom(7)), model_devices(self._engine.model))
         with watch_signals(), warnings.catch_warnings(), secret:
             warnings.simplefilter("ignore")
             alone = cut_evenly(len(ratios), 1)
-            for record in self._read(np.arange(len(ratios)), alone, Stream(os.urandom(KEY_BYTES)), Problems()):
+            for record in self._read(np.arange(len(ratios)), alone, Stream(os.urandom(KEY_BYTES)), Problems(), device):
                 with contain_errors():
                     ratios[record.members.numpy()] = norm_ratios(self._gradients(record.batch, loss_fn), request)
         return ratios
@@ -525,6 +532,18 @@ class Curator:
             if attempt.failure:
                 self._problems.count_again(counted)
                 self._problems.count(FAILED, 1, attempt.text or attempt.failure)
+
+    def _require_answerable(self, request: Request, trained: Mapping[str, nn.Parameter]) -> None:
+        """Refuse what would not be executed as it is priced, or does not fit the model. A schedule asks the same object again and again:
+        that one is looked at once, unless it holds tensors, which may be written to, or other parameters learn."""
+        known, names = self._answerable
+        if request is known and names == [*trained]:
+            return
+        _require_priced_as_executed(request)
+        _require_all_parameters(request, trained)
+        self._require_same_groups(request)
+        if not request.holds_tensors:
+            self._answerable = request, [*trained]
 
     def _require_same_groups(self, request: Request) -> None:
         """Everybody is in one of the groups that the request is priced for: others would be clipped and drawn as nobody paid for."""

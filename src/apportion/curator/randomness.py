@@ -18,7 +18,8 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -42,6 +43,7 @@ NOISE_CHUNK_NUMBERS = 1 << 18
 _CHUNK = 1 << 15  # normals made at a time: the buffers stay in the cache, and memory does not grow with the model
 _SPARE = 1 << 10  # normals made beside what was asked for: the small parameters of a model then cost nothing
 _FROM_ZERO = CTR(bytes(16))
+_NONE: Floats = np.empty(0)
 _ZEROS = memoryview(bytes(8 * _CHUNK))  # encrypting zeros gives the key stream
 
 
@@ -56,8 +58,16 @@ class Stream:
     """An endless sequence of uniform 64-bit words, and what is made of them."""
 
     def __init__(self, key: bytes):
-        self._cipher: Any = Cipher(AES(key), _FROM_ZERO).encryptor()  # which can be neither copied nor pickled
-        self._spare: Floats = np.empty(0)
+        self._key = key
+        self._spare: Floats = _NONE
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a stream can be neither copied nor pickled: two would give the same bits")
+
+    @cached_property
+    def _cipher(self) -> Any:
+        """Made when the first word is asked for: most draws have no use for some of their streams."""
+        return Cipher(AES(self._key), _FROM_ZERO).encryptor()
 
     def words(self, count: int) -> Words:
         """The next `count` uniform 64-bit words."""
