@@ -281,9 +281,9 @@ class Plan:
             releases = tuple(scale_threshold(release, question.threshold) for release in releases)
         if self.usable is not None and context.step <= self.usable.steps:
             releases = _with_count(releases, self.usable.share)
-        if last is not None and not last.holds_tensors:
-            if last.releases == releases and last.noise_multiplier == context.noise_multiplier:
-                return last
+        same_noise = last is not None and last.noise_multiplier == context.noise_multiplier
+        if last is not None and same_noise and not last.holds_tensors and last.releases == releases:
+            return last
         return Request(rate, context.noise_multiplier, size, releases, self.factors, coins)
 
     def thresholds(self) -> list[float]:

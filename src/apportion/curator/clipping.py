@@ -12,6 +12,7 @@ Edge cases, each with a test:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -125,9 +126,9 @@ def clip_and_sum(
     squares = squared_norms(records, releases)
     norms = release_norms(squares, releases)
     clips = None if clips is None else clips.to(norms[0].device)
-    finite = norms[0].isfinite() if len(norms) == 1 else torch.stack([norm.isfinite() for norm in norms]).all(0)
-    whole = bool(finite.all())  # nearly always: then there is nothing to leave out
-    if not whole:
+    finite = None
+    if not all(math.isfinite(norm.sum()) for norm in norms):  # otherwise, nearly always, there is nobody to leave out
+        finite = torch.stack([norm.isfinite() for norm in norms]).all(0)
         records.zero_records(~finite)
         if problems is not None:
             problems.count(NOT_FINITE, int((~finite).sum()))
@@ -135,17 +136,20 @@ def clip_and_sum(
     sums: dict[str | Statistic, Tensor] = {}
     for release, norm in zip(releases, norms, strict=True):
         if isinstance(release, ClippedSum):
-            factors = clip_factors(release, norm, clips)
-            kept = factors if whole else torch.where(finite, factors, 0.0)
-            weights |= dict.fromkeys(group_names(release, list(squares)), kept)
+            factors = _of_finite(clip_factors(release, norm, clips), finite)
+            weights |= dict.fromkeys(group_names(release, list(squares)), factors)
         else:
-            terms = statistic_terms(release, norm, clips)
-            sums[release] = (terms if whole else torch.where(finite, terms, 0.0)).sum(-1)
+            sums[release] = _of_finite(statistic_terms(release, norm, clips), finite).sum(-1)
     if frames.keys() != squares.keys():
         sums.update(records.weighted_sums(weights))
     for name, frame in frames.items():
         sums[name] = framed_weighted_sum(records, name, frame, weights[name])
     return sums
+
+
+def _of_finite(values: Tensor, finite: Tensor | None) -> Tensor:
+    """`values` with 0 for the records that are not finite; `None` stands for all of them."""
+    return values if finite is None else torch.where(finite, values, 0.0)
 
 
 def _frames_of(releases: Sequence[Noised]) -> dict[str, Frame]:

@@ -19,7 +19,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
@@ -149,11 +149,9 @@ class Draw:
         """The batch in pieces. It can be walked through once; an empty draw has no piece."""
         return self._pieces
 
-    @contextmanager
-    def secret_dropout(self) -> Iterator[None]:
+    def secret_dropout(self) -> AbstractContextManager[None]:
         """While a model runs, torch's generators toss from the draw's own secret stream; afterwards they are as they were before."""
-        with seeded_generators(int(self._streams.model.words(1)[0] >> 1), self._devices):
-            yield
+        return seeded_generators(int(self._streams.model.words(1)[0] >> 1), self._devices)
 
     def add(self, gradients: Gradients | Rows | None, members: Tensor, losses: Sequence[Tensor] = ()) -> None:
         """Clip the gradients of a micro-batch and add them to the sum: all, or none; or `SumLost`, which ends the draw.
@@ -166,7 +164,7 @@ class Draw:
         with full_precision():
             owners, open_user = self._owners.owner(members.numpy()), NOBODY
             if gradients is not None and self._weigh is not None:
-                asked = self.request.sums
+                asked = self._request.sums
                 weights = self._weigh(members.numpy())
                 pooled = pool(gradients, list(self._trained), asked, owners, weights, self._problems)
                 users = self._open_user.followed_by(pooled)
@@ -187,7 +185,7 @@ class Draw:
             return {}
         sums = clip_and_sum(gradients, self.noised, self._clips(owners), self._problems)
         # a sum is finite only if all its terms are, and is much faster than to look at each
-        if not all([math.isfinite(part.sum()) for part in sums.values()]):
+        if not all(math.isfinite(part.sum()) for part in sums.values()):
             raise ArithmeticError("a product overflowed")  # nothing was added yet
         return sums
 
@@ -223,8 +221,8 @@ class Draw:
         if self._released:
             raise WrongOrder("this draw was released already: one request has one answer")
         self._released = True
-        with expected(self._ranks):
-            if self._weigh is not None:
+        if self._weigh is not None:
+            with expected(self._ranks):
                 self._add_last_user()
         self._ranks.arrive()
         sums = [release for release in self.noised if isinstance(release, ClippedSum)]
@@ -236,9 +234,9 @@ class Draw:
             if restored.dtype != parameter.dtype or restored.device != parameter.device:
                 restored = restored.to(parameter.dtype).to(parameter.device)
             gradient[name] = _strip_history(restored)
-        counted = self._ranks.add_up(self._count(one) for one in self.request.statistics)
+        counted = self._ranks.add_up(self._count(one) for one in self._request.statistics)
         statistics = [number for one in counted for number in one.view(-1).tolist()]
-        return Released(self.request, gradient, tuple(statistics), self._ranks.choose(self._selected()))
+        return Released(self._request, gradient, tuple(statistics), self._ranks.choose(self._selected()))
 
     def _of_all_ranks(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
         """The answers about parameters, from what each rank adds to them."""
@@ -283,21 +281,21 @@ class Draw:
         """What is chosen from the summed losses, which are not kept; of several ranks the first one's choice counts."""
         totals = list(self._ranks.add_up(self._totals))
         self._totals = []
-        return [self._select(*pair) for pair in zip(self.request.selections, totals, strict=True)]
+        return [self._select(*pair) for pair in zip(self._request.selections, totals, strict=True)]
 
     def _select(self, release: Selection, totals: Tensor) -> int | None:
         noise = self._streams.noise
         if isinstance(release, LowestLoss):
             return self._mechanisms.noisy_argmin(totals, release, noise)
-        asked = release.slope * self.request.expected_batch_size * totals.new_tensor(release.line.step_sizes)
+        asked = release.slope * self._request.expected_batch_size * totals.new_tensor(release.line.step_sizes)
         return self._mechanisms.above_threshold(totals - asked, release, noise)
 
     def _add_noise(self, release: Noised, exact_sum: Tensor, share: float | None = None) -> Tensor:
         """The sum with its noise, divided by what was declared: never by the number of records that were drawn. Of several ranks each adds
         its share, unless another is given: variances add up."""
         share = self._ranks.share if share is None else share
-        deviation, noise = self.request.standard_deviation(release) * share, self._streams.noise
-        size = self.request.expected_batch_size if isinstance(release, ClippedSum) else self.request.expected_weight
+        deviation, noise = self._request.standard_deviation(release) * share, self._streams.noise
+        size = self._request.expected_batch_size if isinstance(release, ClippedSum) else self._request.expected_weight
         return self._mechanisms.add_gaussian_noise(exact_sum, deviation, noise, size)
 
     def _pop_sum(self, key: str | Statistic, like: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -59,19 +58,21 @@ class Stream:
 
     def __init__(self, key: bytes):
         self._key = key
+        self._cipher: Any = None  # made for the first word: most draws have no use for some of their streams
         self._spare: Floats = _NONE
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a stream can be neither copied nor pickled: two would give the same bits")
 
-    @cached_property
-    def _cipher(self) -> Any:
-        """Made when the first word is asked for: most draws have no use for some of their streams."""
-        return Cipher(AES(self._key), _FROM_ZERO).encryptor()
+    def _key_stream(self) -> Any:
+        if self._cipher is None:
+            self._cipher, self._key = Cipher(AES(self._key), _FROM_ZERO).encryptor(), b""
+        return self._cipher
 
     def words(self, count: int) -> Words:
         """The next `count` uniform 64-bit words."""
-        return np.frombuffer(self._cipher.update(bytes(8 * count)), dtype="<u8")
+        zeros = _ZEROS[: 8 * count] if count <= _CHUNK else bytes(8 * count)
+        return np.frombuffer(self._key_stream().update(zeros), dtype="<u8")
 
     def coins(self, count: int, probability: float) -> NDArray[np.bool_]:
         """`count` independent coins, each true with probability ⌊q·2⁶⁴⌋/2⁶⁴: never more than q."""
@@ -118,7 +119,7 @@ class Stream:
         places, layers = [], []
         for start in range(0, count, _CHUNK):
             part = result[start : start + _CHUNK]
-            self._cipher.update_into(_ZEROS[: 8 * len(part)], buffer)
+            self._key_stream().update_into(_ZEROS[: 8 * len(part)], buffer)
             undecided, their_layers = proposer.propose(buffer[: 8 * len(part)].view("<u8"), part)
             places.append(start + undecided)
             layers.append(their_layers)

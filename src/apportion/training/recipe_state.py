@@ -193,6 +193,8 @@ def _require_fitting(update: object, found: object, expected: object, method: st
 
 def _kinds(tensors: object) -> object:
     """What tensors must have in common with the parameters to take their place; `None` if they are none."""
-    if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
+    if type(tensors) is not dict and not isinstance(tensors, Mapping):
+        return None
+    if not all(isinstance(value, Tensor) for value in tensors.values()):
         return None
     return {name: (value.shape, value.dtype, value.device) for name, value in tensors.items()}

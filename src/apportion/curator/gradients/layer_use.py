@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ MIN_EXACT_PRODUCT = 1e-32
 """Products below this are dropped. A float32 has all its digits down to 1e-38; the difference is room for later sums."""
 MAX_SAFE_FACTOR = 1e10
 """Larger factors could magnify the rounding errors of the smallest products until they matter."""
+_AS_IT_IS = nullcontext()
 CHUNK_NUMBERS = 1 << 20
 """Numbers in one temporary, for each thread: 4 MiB of float32 stay in the caches."""
 
@@ -68,7 +69,9 @@ class LayerUse(Protocol):
 def full_precision() -> AbstractContextManager[Any]:
     """For norms and sums: without autograd, and without `torch.autocast`, which would compute products in bfloat16."""
     enabled = [kind for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)]
-    return _without_autocast(enabled) if enabled else torch.no_grad()
+    if enabled:
+        return _without_autocast(enabled)
+    return torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS  # as in a backward pass
 
 
 @contextmanager

@@ -98,7 +98,9 @@ class RecordGradients:
             norms[name] = torch.cat(parts)
         for name in self._unused:
             norms[name] = with_float64(self._shapes[name].new_zeros(self._records))
-        return {name: norms[name] if norms[name].dtype == torch.float64 else norms[name].double() for name in self._shapes}
+        return {
+            name: norms[name] if norms[name].dtype == torch.float64 else norms[name].double() for name in self._shapes
+        }
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Σ_i w_i·g_i for each parameter."""
