@@ -138,7 +138,7 @@ class Draw:
     @property
     def noised(self) -> tuple[Noised, ...]:
         """What of the request is computed in this process: all of it, unless the parameters are divided between several."""
-        return self._request.noised
+        return self.request.noised
 
     @property
     def released(self) -> bool:
@@ -164,7 +164,7 @@ class Draw:
         with full_precision():
             owners, open_user = self._owners.owner(members.numpy()), NOBODY
             if gradients is not None and self._weigh is not None:
-                asked = self._request.sums
+                asked = self.request.sums
                 weights = self._weigh(members.numpy())
                 pooled = pool(gradients, list(self._trained), asked, owners, weights, self._problems)
                 users = self._open_user.followed_by(pooled)
@@ -234,9 +234,9 @@ class Draw:
             if restored.dtype != parameter.dtype or restored.device != parameter.device:
                 restored = restored.to(parameter.dtype).to(parameter.device)
             gradient[name] = _strip_history(restored)
-        counted = self._ranks.add_up(self._count(one) for one in self._request.statistics)
+        counted = self._ranks.add_up(self._count(one) for one in self.request.statistics)
         statistics = [number for one in counted for number in one.view(-1).tolist()]
-        return Released(self._request, gradient, tuple(statistics), self._ranks.choose(self._selected()))
+        return Released(self.request, gradient, tuple(statistics), self._ranks.choose(self._selected()))
 
     def _of_all_ranks(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
         """The answers about parameters, from what each rank adds to them."""
@@ -281,21 +281,21 @@ class Draw:
         """What is chosen from the summed losses, which are not kept; of several ranks the first one's choice counts."""
         totals = list(self._ranks.add_up(self._totals))
         self._totals = []
-        return [self._select(*pair) for pair in zip(self._request.selections, totals, strict=True)]
+        return [self._select(*pair) for pair in zip(self.request.selections, totals, strict=True)]
 
     def _select(self, release: Selection, totals: Tensor) -> int | None:
         noise = self._streams.noise
         if isinstance(release, LowestLoss):
             return self._mechanisms.noisy_argmin(totals, release, noise)
-        asked = release.slope * self._request.expected_batch_size * totals.new_tensor(release.line.step_sizes)
+        asked = release.slope * self.request.expected_batch_size * totals.new_tensor(release.line.step_sizes)
         return self._mechanisms.above_threshold(totals - asked, release, noise)
 
     def _add_noise(self, release: Noised, exact_sum: Tensor, share: float | None = None) -> Tensor:
         """The sum with its noise, divided by what was declared: never by the number of records that were drawn. Of several ranks each adds
         its share, unless another is given: variances add up."""
         share = self._ranks.share if share is None else share
-        deviation, noise = self._request.standard_deviation(release) * share, self._streams.noise
-        size = self._request.expected_batch_size if isinstance(release, ClippedSum) else self._request.expected_weight
+        deviation, noise = self.request.standard_deviation(release) * share, self._streams.noise
+        size = self.request.expected_batch_size if isinstance(release, ClippedSum) else self.request.expected_weight
         return self._mechanisms.add_gaussian_noise(exact_sum, deviation, noise, size)
 
     def _pop_sum(self, key: str | Statistic, like: Tensor) -> Tensor:
