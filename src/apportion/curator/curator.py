@@ -379,8 +379,7 @@ class Curator:
         taking = None if self._individual is None else self._individual.charge(request.event())
         drawn = poisson_sample(owners.coins, request.rates, streams.coins, owners.coin_groups)
         members = owners.records_of(drawn if taking is None else drawn[taking[drawn]])
-        cuts, device = owners.cut(members, size, self._numbers), next(iter(trained.values())).device
-        pieces = self._read(members, cuts, streams.model, self._problems, device)
+        pieces = self._read(members, owners.cut(members, size, self._numbers), streams.model, self._problems)
         weigh = None if owners.pooling is None else pooling_weights(owners, members)
         clips = partial(owners.clips, request) if self._individual is None else self._individual.clips
         draw = self.draw_kind(
@@ -404,10 +403,9 @@ class Curator:
         """What must be the same on all ranks before they go on."""
         return state_digest(request, trained_parameters(self._walk))
 
-    def _read(
-        self, members: Numbers, cuts: Sequence[slice], secret: Stream, problems: Problems, device: torch.device
-    ) -> Iterator[Piece]:
+    def _read(self, members: Numbers, cuts: Sequence[slice], secret: Stream, problems: Problems) -> Iterator[Piece]:
         """Those of these records that can be read and have declared values, where the model is."""
+        device = next(iter(trained_parameters(self._walk).values())).device
         pieces = self._records.read(members, cuts, secret)
         return sieve(pieces, self._domain, device, len(members), problems, self._records.failures)
 
@@ -479,17 +477,15 @@ class Curator:
         So each record runs alone. In a micro-batch the last bit of its norm would depend on the others, and where that bit moves its bound
         to another level, or its account over the edge, somebody else's record would have decided whether it takes part.
         """
-        trained = trained_parameters(self._walk)
         _require_priced_as_executed(request)
-        _require_all_parameters(request, trained)
+        _require_all_parameters(request, trained_parameters(self._walk))
         self._engine.sync_weights()
-        device = next(iter(trained.values())).device
         ratios = np.full(len(self._records), np.inf)
         secret = seeded_generators(int.from_bytes(os.urandom(7)), model_devices(self._engine.model))
         with watch_signals(), warnings.catch_warnings(), secret:
             warnings.simplefilter("ignore")
             alone = cut_evenly(len(ratios), 1)
-            for record in self._read(np.arange(len(ratios)), alone, Stream(os.urandom(KEY_BYTES)), Problems(), device):
+            for record in self._read(np.arange(len(ratios)), alone, Stream(os.urandom(KEY_BYTES)), Problems()):
                 with contain_errors():
                     ratios[record.members.numpy()] = norm_ratios(self._gradients(record.batch, loss_fn), request)
         return ratios
