@@ -126,9 +126,11 @@ class VettedEngine:
     def _stay_apart(self, inputs: Any) -> bool:
         if self._choice.mode == "loop":
             return False
-        if not tensor_leaves(inputs) or not batch_size(inputs):
+        leaves = [inputs] if isinstance(inputs, Tensor) else tree_leaves(inputs)
+        first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
+        if first is None or not first.shape[0]:
             return True  # nobody is in it
-        if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in tree_leaves(inputs)):
+        if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
             return False
         kind = self._kind
         if kind not in self._records:

@@ -109,7 +109,7 @@ class ModuleState:
                 for name in now.keys() - before.keys() - {"training"}:
                     del now[name]
         for register, content in self._registers:
-            if not register and not content:  # most are for hooks that nobody has
+            if not (register or content):  # most are for hooks that nobody has
                 continue
             if len(register) != len(content) or not all(
                 map(is_, map(register.get, content, repeat(_MISSING)), content.values())
@@ -132,6 +132,8 @@ class ModuleState:
                         delattr(value, name)
                 elif getattr(value, name, _MISSING) is not before_value:
                     object.__setattr__(value, name, before_value)
+        if not self._tensors:
+            return
         with torch.no_grad():
             for tensor, room, values in self._tensors:
                 if _storage_address(tensor) != _storage_address(room) or tensor.shape != room.shape:
