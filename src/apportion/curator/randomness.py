@@ -151,7 +151,9 @@ class DrawStreams:
     noise: Stream
     model: Stream
     views: Stream
-    process: int = field(default_factory=os.getpid, kw_only=True)
+    process: int = field(
+        default_factory=lambda: os.getpid(), kw_only=True
+    )  # asked anew, also where a test says who it is
     """Where they were made."""
 
 
