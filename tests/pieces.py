@@ -24,6 +24,7 @@ WORK = {
     "execution.DEFAULT_MICRO_BATCH": 4,
     "execution.SMALL_MICRO_BATCH": 4,
     "curator.clipping.FRAME_CHUNK_NUMBERS": 8,
+    "curator.curator.SUM_PIECE_NUMBERS": 8,
     "curator.gradients.rounding.MAX_FLOAT32_TERMS": 16,
     "curator.gradients.layer_use.CHUNK_NUMBERS": 64,
     "curator.mechanisms.PIECE_NUMBERS": 50,
