@@ -79,6 +79,7 @@ HARMLESS = {
     "curator.problems.MAX_TEXTS": "of a list for the owner of the data",
     "execution.MAX_MICRO_BATCH": "a limit on micro-batches, which tests give sizes of their own and cross",
     "curator.gradients.embedding.TEMPORARIES": "divides CHUNK_NUMBERS, which is made small",
+    "curator.gradients.linear.SKINNY_RATIO": "chooses between two orders of a product, both compared with the reference",
     "curator.gradients.convolution.MAX_GRAM_ENTRIES": "chooses between two ways to a norm, both compared with the reference",
     "models.inspection._ROUNDS": "repeats a measurement of time",
     "models.memory.BASE_BYTES": "bytes of a prediction of memory; nothing is cut",
