@@ -69,6 +69,9 @@ from apportion.releases import (
 )
 from apportion.request import Released, Request
 
+SUM_PIECE_NUMBERS = 1 << 18
+"""Numbers of a sum that are converted to float64 at a time, to be added: they stay in the caches."""
+
 
 class Charges(Protocol):
     """Whoever keeps the books: must refuse or record an event durably before it returns."""
@@ -208,7 +211,10 @@ class Draw:
             part, earlier = sums.pop(key), self._sums.get(key)  # freed one by one: all are as large as the model
             if earlier is not None:
                 wide = with_float64(part)
-                self._sums[key] = earlier.to(wide.device).to(torch.float64).add_(wide)
+                self._sums[key] = total = earlier.to(wide.device).to(torch.float64).contiguous()
+                pieces = (one.flatten().split(SUM_PIECE_NUMBERS) for one in (total, wide))
+                for so_far, more in zip(*pieces, strict=True):  # as float64 a whole sum would be copied once more
+                    so_far.add_(more)
                 continue
             # Noise is written over a sum, and a released tensor is saved with all of its storage: no two may share one.
             storage = part.untyped_storage()
