@@ -91,6 +91,7 @@ HARMLESS = {
     "models.memory.LINEAR_FROM_BYTES": "bytes, from which the size of a micro-batch follows: tests give it other sizes",
     "curator.randomness.KEY_BYTES": _FORMAT,
     "models.fix._MOST_GROUPS": "the groups of a layer that is put in place of another one; the model is then a new one",
+    "models.proof._COMPOSITE": "records that are followed without values; what is run is never so large",
     "models.record_tracer.ANY": "marks an order that is not settled; not a number of anything",
     "models.record_tracer._SHAPE_CACHE_SIZE": "the size of a cache",
     "models.synthetic.RECORDS": "of a synthetic batch, which has a second and a third record",
