@@ -160,7 +160,7 @@ def section() -> str:
 With `python benchmarks/beside.py` on {days}: two threads on two cores, one of which another process keeps busy. An operation is done when
 its slowest thread is, so everything takes longer, short operations most. {verdict} The last two columns are the time of ours on one
 thread (`torch.set_num_threads(1)`) over that on two: below 1, one thread is faster, so say `Execution(threads=1)` where the other cores are
-busy. Small micro-batches run on one thread anyway, as those of {', '.join(name for name in found if name in SMALL)}. Median of rounds
+busy. Small micro-batches run on one thread anyway, as those of {", ".join(name for name in found if name in SMALL)}. Median of rounds
 [minimum–maximum].
 
 {table}"""

@@ -24,6 +24,7 @@ WORK = {
     "execution.DEFAULT_MICRO_BATCH": 4,
     "execution.SMALL_MICRO_BATCH": 4,
     "curator.clipping.FRAME_CHUNK_NUMBERS": 8,
+    "curator.curator.SUM_PIECE_NUMBERS": 8,
     "curator.gradients.rounding.MAX_FLOAT32_TERMS": 16,
     "curator.gradients.layer_use.CHUNK_NUMBERS": 64,
     "curator.mechanisms.PIECE_NUMBERS": 50,
@@ -78,6 +79,7 @@ HARMLESS = {
     "curator.problems.MAX_TEXTS": "of a list for the owner of the data",
     "execution.MAX_MICRO_BATCH": "a limit on micro-batches, which tests give sizes of their own and cross",
     "curator.gradients.embedding.TEMPORARIES": "divides CHUNK_NUMBERS, which is made small",
+    "curator.gradients.linear.SKINNY_RATIO": "chooses between two orders of a product, both compared with the reference",
     "curator.gradients.convolution.MAX_GRAM_ENTRIES": "chooses between two ways to a norm, both compared with the reference",
     "models.inspection._ROUNDS": "repeats a measurement of time",
     "models.memory.BASE_BYTES": "bytes of a prediction of memory; nothing is cut",
@@ -89,6 +91,7 @@ HARMLESS = {
     "models.memory.LINEAR_FROM_BYTES": "bytes, from which the size of a micro-batch follows: tests give it other sizes",
     "curator.randomness.KEY_BYTES": _FORMAT,
     "models.fix._MOST_GROUPS": "the groups of a layer that is put in place of another one; the model is then a new one",
+    "models.proof._COMPOSITE": "records that are followed without values; what is run is never so large",
     "models.record_tracer.ANY": "marks an order that is not settled; not a number of anything",
     "models.record_tracer._SHAPE_CACHE_SIZE": "the size of a cache",
     "models.synthetic.RECORDS": "of a synthetic batch, which has a second and a third record",
@@ -189,10 +192,10 @@ def hidden():
 
 @functools.cache
 def _importers():
-    """Constant → the modules that import it by name."""
+    """Constant → the modules that have it by name: what a function imports, it looks up anew."""
     found = collections.defaultdict(list)
     for module, tree in _trees().items():
-        for node in ast.walk(tree):
+        for node in tree.body:
             if isinstance(node, ast.ImportFrom):
                 for one in node.names:
                     found[f"{node.module}.{one.name}"].append(module)

@@ -12,13 +12,23 @@ from torch.utils._pytree import tree_flatten
 from apportion.training import opening
 
 PROVED_ONCE = {
-    *("cli", "compare", "fuzz", "report", "search", "teachers", "tuning"),
+    *("cli", "compare", "fuzz", "report", "search", "strategies", "teachers", "tuning"),
     *(
+        "test_crash",
+        "test_early_stopping",
         "test_feedback_runs",
         "test_individual_runs",
+        "test_make_private",
+        "test_metrics",
         "test_people",
+        "test_replay_of_people",
         "test_resume",
+        "test_run_folder",
+        "test_sealed",
         "test_sklearn",
+        "test_train",
+        "test_update_runs",
+        "test_usable",
         "checks_runs",
         "test_fabric",
     ),

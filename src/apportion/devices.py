@@ -59,11 +59,11 @@ def seeded_generators(seed: int, devices: Iterable[torch.device]) -> Iterator[No
     """Until the end of this block the CPU's generator and those of `devices` toss from `seed`; then they are as they were before."""
     import torch
 
-    devices = list(devices)
-    put_back = remember_generators(devices)
+    others = [device for device in devices if _draws(device)]
+    put_back = remember_generators(others)
     try:
         torch.default_generator.manual_seed(seed)
-        for device in filter(_draws, devices):
+        for device in others:
             module = torch.get_device_module(device)
             with module.device(device) if hasattr(module, "device") else nullcontext():
                 module.manual_seed(seed)

@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
 from apportion.errors import InvalidArgument
@@ -165,12 +166,12 @@ class Request(Checked):
         weight = math.fsum(one.share * rate * one.clip for one, rate in zip(self.groups, rates, strict=True))
         return self.expected_batch_size * weight / rate_of_any(self.sample_rate, self.coins_per_unit)
 
-    @property
+    @cached_property
     def sums(self) -> tuple[ClippedSum, ...]:
         """The releases that make the gradient."""
         return tuple(release for release in self.releases if isinstance(release, ClippedSum))
 
-    @property
+    @cached_property
     def statistics(self) -> tuple[Statistic, ...]:
         """The releases that are one number each, or the few of a histogram."""
         return tuple(release for release in self.releases if isinstance(release, Statistic))
@@ -180,15 +181,20 @@ class Request(Checked):
         """How many numbers the statistics are together."""
         return sum(map(count_numbers, self.statistics))
 
-    @property
+    @cached_property
     def noised(self) -> tuple[Noised, ...]:
         """The releases with Gaussian noise."""
         return tuple(release for release in self.releases if isinstance(release, Noised))
 
-    @property
+    @cached_property
     def selections(self) -> tuple[Selection, ...]:
         """The releases that are an index each."""
         return tuple(release for release in self.releases if isinstance(release, Selection))
+
+    @property
+    def holds_tensors(self) -> bool:
+        """Whether some of what is asked stands in tensors: the frame of a sum, or the line of a selection."""
+        return bool(self.selections) or any(release.frame is not None for release in self.sums)
 
     def event(self) -> Event:
         """The price of this request. The only source of what is charged."""

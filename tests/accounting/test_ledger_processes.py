@@ -32,19 +32,35 @@ def account(path, token, steps):
     return Account(budget, FixedPlan([token] * steps), Ledger.attach(path))
 """
 
-# For each path on standard input: try to start a run, and say whether it was admitted.
-RACER = (
+# Forks eight children. For each path on standard input: each tries to start a run, and says whether it was admitted.
+RACERS = (
     PREAMBLE
     + """
-print("ready", flush=True)
+def race(questions, answers):
+    for line in questions:
+        path, multiplier = line.split()
+        token = Event(1.0, float(multiplier))
+        try:
+            account(Path(path), token, 1).charge(token)
+            print("admitted", file=answers, flush=True)
+        except BudgetExhausted:
+            print("refused", file=answers, flush=True)
+
+racers = []
+for _ in range(8):
+    (asked, asking), (told, telling) = os.pipe(), os.pipe()
+    if os.fork() == 0:
+        for end in (asking, told, *(pipe.fileno() for both in racers for pipe in both)):
+            os.close(end)  # or it would never hear that there are no more questions
+        race(os.fdopen(asked), os.fdopen(telling, "w"))
+        os._exit(0)
+    os.close(asked)
+    os.close(telling)
+    racers.append((os.fdopen(asking, "w"), os.fdopen(told)))
 for line in sys.stdin:
-    path, multiplier = line.split()
-    token = Event(1.0, float(multiplier))
-    try:
-        account(Path(path), token, 1).charge(token)
-        print("admitted", flush=True)
-    except BudgetExhausted:
-        print("refused", flush=True)
+    for questions, _ in racers:
+        print(line, end="", file=questions, flush=True)
+    print(json.dumps([answers.readline().strip() for _, answers in racers]), flush=True)
 """
 )
 
@@ -93,29 +109,19 @@ def new_ledger(path):
 def test_racing_processes_never_exceed_the_limit_together(tmp_path):
     """8 processes, 30 races, each for a limit that has room for five of them."""
     multiplier = (GaussianRuns(LIMIT).capacity().main / 5.5) ** -0.5
-    racers = [
-        subprocess.Popen([sys.executable, "-c", RACER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(8)
-    ]
-    try:
-        assert {racer.stdout.readline() for racer in racers} == {"ready\n"}
+    command = [sys.executable, "-c", RACERS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as racers:
         for race in range(30):
             path = new_ledger(tmp_path / f"race-{race}.sqlite")
-            for racer in racers:
-                racer.stdin.write(f"{path} {multiplier!r}\n")
-                racer.stdin.flush()
-            outcomes = [racer.stdout.readline().strip() for racer in racers]
+            racers.stdin.write(f"{path} {multiplier!r}\n")
+            racers.stdin.flush()
+            outcomes = json.loads(racers.stdout.readline())
             ledger = Ledger.open(path)
             assert ledger.spent().fits(ledger.capacity)
             assert len(ledger.runs()) == sum(ledger.counts().values()) == outcomes.count("admitted") == 5
             assert outcomes.count("refused") == 3
             assert ledger.verify() is None
             ledger.close()
-    finally:
-        for racer in racers:
-            racer.stdin.close()
-            racer.stdout.close()
-            racer.wait()
 
 
 def kill_at_random(path, kills, seed):

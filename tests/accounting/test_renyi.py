@@ -72,8 +72,9 @@ def test_lin_multipliers_by_rdp_and_by_pld(steps):
         assert PLD.epsilon({Event(rate, by_renyi): steps}, delta) == pytest.approx(true, rel=8e-3)
 
 
-QUICK = [(5000, 600_000, 1.2, 1.0, 1.3521), (5000, 600_000, 1.2, 0.3, 2.0370)]
+QUICK = [(5000, 600_000, 1.2, 1.0, 1.3521)]
 LONG = [
+    (5000, 600_000, 1.2, 0.3, 2.0370),
     (5000, 600_000, 1.2, 0.5, 1.6376),
     (5000, 600_000, 0.4, 1.0, 0.4396),
     (5000, 600_000, 0.4, 0.5, 0.4406),

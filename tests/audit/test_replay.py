@@ -208,7 +208,17 @@ def a_data_set():
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(32, 3)), LOSS, Items()
 
 
-@pytest.mark.parametrize("case", [characters, tied_and_frozen, two_inputs, a_data_set])
+def adapted():
+    inputs = torch.randn(20, 3, 8, generator=torch.Generator().manual_seed(1))
+    adapter = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+    return (
+        nn.Sequential(*adapter, nn.LayerNorm(8), nn.Flatten(), nn.Linear(24, 2)),
+        LOSS,
+        (inputs, torch.arange(20) % 2),
+    )
+
+
+@pytest.mark.parametrize("case", [characters, tied_and_frozen, two_inputs, a_data_set, adapted])
 def test_many_kinds_of_models_and_records_hold(case):
     torch.manual_seed(0)
     model, loss, data = case()

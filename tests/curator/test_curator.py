@@ -482,6 +482,16 @@ def test_a_forked_process_gets_no_noise(books, model, records, monkeypatch):
         held.answer(request(), cross_entropy)
 
 
+def test_a_draw_that_was_open_when_the_process_was_forked_is_released_by_the_parent_alone(
+    books, model, records, monkeypatch
+):
+    draw = curator(model, records, books).open(request())
+    with monkeypatch.context() as child:
+        child.setattr("os.getpid", lambda: -1)
+        with pytest.raises(WrongOrder, match="forked"):
+            draw.release()
+
+
 @pytest.mark.parametrize("names", [NAMES[:3], (*NAMES, "other")])
 def test_groups_that_miss_a_parameter_are_refused_before_the_charge(model, records, books, names):
     with pytest.raises(InvalidArgument, match="every trained parameter"):

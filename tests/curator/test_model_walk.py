@@ -37,6 +37,10 @@ def swapped(one):
     one[0]._parameters = dict(reversed(one[0]._parameters.items()))
 
 
+def made_a_buffer(one):
+    one[2]._buffers["bias"] = one[2]._parameters.pop("bias")  # all names and parts stay in their order
+
+
 REBUILT = {
     "child added": lambda one: one.append(nn.ReLU()),
     "child removed": lambda one: one[1].pop(1),
@@ -48,6 +52,7 @@ REBUILT = {
     "parameters tied": lambda one: setattr(one[2], "bias", one[0].bias),
     "buffer replaced": lambda one: setattr(one[1][0], "running_mean", torch.zeros(4)),
     "another register": swapped,
+    "parameter made a buffer": made_a_buffer,
 }
 
 

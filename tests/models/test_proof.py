@@ -1,6 +1,8 @@
 """Records run together only where they were followed to the end: through the engine, the loss and the backward pass, in every kind of
 batch."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ from apportion.models.proof import CannotTrace, TraceExample
 from apportion.models.record_tracer import RecordsMayMix
 from apportion.models.synthetic import prepare_model
 from apportion.models.vetting import VettedEngine
+from apportion.training.named_losses import Loss
 
 NUMBERS, TOKENS = torch.zeros(4), torch.zeros(5, dtype=torch.int64)
 
@@ -481,3 +484,91 @@ def test_a_list_of_modules_does_not_run_alone_because_nobody_calls_it():
     choice = together(model, NUMBERS)
     assert choice.alone == ("inner",)
     assert exact(model, choice, NUMBERS, torch.randn(5, 4), torch.randn(5, 3))
+
+
+def in_fours(values):
+    """Values from which the mean over groups of four records is taken, where a batch can be cut into such groups."""
+    if math.gcd(values.shape[0], 4) < 4:  # C code reads the size without saying so
+        return values
+    groups = values.reshape(4, -1, *values.shape[1:])
+    return (groups - groups.mean(1, keepdim=True)).reshape(values.shape)
+
+
+class InFoursOnItsWayBack(torch.autograd.Function):
+    @staticmethod
+    def forward(context, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return in_fours(gradient)
+
+
+class ByRecord:
+    """A loss that says of itself that its values are those of single records."""
+
+    by_record = True
+
+    def __init__(self, mix):
+        self.mix = mix
+
+    def __call__(self, outputs, targets):
+        return self.mix((outputs * targets).square().sum(1))
+
+
+def in_fours_if_it_looks(values):
+    return in_fours(values) if len(values) % 4 == 0 else values
+
+
+@pytest.mark.parametrize(
+    ("between", "loss"),
+    [
+        (in_fours, product),
+        (InFoursOnItsWayBack.apply, product),
+        (torch.tanh, ByRecord(in_fours)),
+        (torch.tanh, ByRecord(in_fours_if_it_looks)),
+    ],
+    ids=["model", "backward pass", "loss", "loss that looks"],
+)
+def test_records_that_meet_in_batches_of_some_size_only_do_not_run_together(between, loss):
+    torch.manual_seed(0)
+    model = Written(lambda self, x: self.out(between(self.layer(x))), layer=nn.Linear(4, 4), out=linear())
+    choice = together(model, NUMBERS, loss)
+    assert not choice.proves_any_size or not choice.losses_together
+    assert exact(model, choice, NUMBERS, torch.randn(8, 4), torch.randn(8, 3), loss)
+
+
+@pytest.mark.parametrize("loss", [ByRecord(torch.tanh), Loss("mse")], ids=["own", "by name"])
+def test_losses_that_keep_records_apart_run_together(loss):
+    torch.manual_seed(0)
+    choice = together(linear(), NUMBERS, loss)
+    assert choice.proves_any_size
+    assert choice.losses_together
+
+
+class Scales(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x):
+        return self.layer(x) * self.scale
+
+
+@pytest.mark.parametrize("when", ["between steps", "between micro-batches"])
+def test_a_copy_that_is_made_anew_is_proved_anew(when):
+    """Its weights and buffers no longer fit into the old one, so all that was changed of the model is in it: hooks, too."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Scales(), linear())
+    engine = VettedEngine(model, together(model, NUMBERS), NUMBERS)
+    batch, targets = torch.randn(5, 4), torch.randn(5, 3)
+    found(engine, batch, targets)
+    model[0].register_forward_hook(lambda module, inputs, output: output - output.mean(0))
+    model[0].scale.data = torch.full((1, 4), 2.0)
+    if when == "between steps":
+        engine.sync_weights()
+    engine.record_losses(product, engine.forward(batch), targets).sum().backward()
+    rows = as_gradients(engine.gradients()).rows("0.layer.weight", slice(0, 5))
+    expected = alone(model, batch, targets)[:, :16].view(5, 4, 4)
+    assert torch.allclose(rows, expected, atol=1e-5)

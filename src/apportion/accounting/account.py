@@ -183,7 +183,7 @@ class Account:
 
     def _usable(self) -> set[int]:
         """Tokens that were charged in advance and not used. A copy of this process, made by fork, must not use them too."""
-        return self._unused if self._process == os.getpid() else set()
+        return self._unused if not self._unused or self._process == os.getpid() else set()
 
     def reload(self) -> None:
         """Take over what the ledger says: an interruption may have come between its row and our memory of it."""

@@ -20,7 +20,7 @@ from apportion import validate
 from apportion.accounting.buckets import bucket_multipliers
 from apportion.accounting.composition import Composition, Curve
 from apportion.accounting.gaussian import gaussian_delta, gaussian_epsilon
-from apportion.accounting.grid import choose_grid, make_cells
+from apportion.accounting.grid import Grid, choose_grid, make_cells
 from apportion.accounting.interpolation import EXACT, Cell
 from apportion.errors import InvalidArgument
 from apportion.event import Event
@@ -121,7 +121,7 @@ class RunningPrice:
         self._waiting: Counter[Event] = Counter()
         # Without sampling there is a closed form, and nothing to convolve.
         sampled = any(event.sample_rate < 1 or event.choices for event in plan)
-        self._composition = Composition(choose_grid(self._cells(plan), delta)) if sampled else None
+        self._composition = Composition(_grid_of_runs(tuple(plan.items()), delta)) if sampled else None
 
     def add(self, event: Event) -> None:
         """Count one more step."""
@@ -139,6 +139,12 @@ class RunningPrice:
 
     def _cells(self, events: Mapping[Event, int]) -> list[Cell]:
         return make_cells(usable(events), self._delta, exact=self._exact)
+
+
+@lru_cache(maxsize=4)  # as many as grids are kept
+def _grid_of_runs(plan: tuple[tuple[Event, int], ...], delta: float) -> Grid:
+    """The grid for the running price of a plan, which is often run again: with other seeds, or on neighbouring data sets."""
+    return choose_grid(make_cells(dict(plan), delta), delta)
 
 
 def _compose(counts: Mapping[Event, int], delta: float, group: int) -> Curve:

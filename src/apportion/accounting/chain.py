@@ -20,7 +20,7 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +35,9 @@ ATTEMPT = 1.0
 _PAGE = 10_000
 _CONTENT = json.JSONEncoder(sort_keys=True, ensure_ascii=False)  # made once: `json.dumps` makes one at every call
 _HASHED = json.JSONEncoder(default=repr)
+
+_Written = tuple[float, int, int, Mapping[str, Any]]
+"""When a row was added, its run, step and content."""
 
 _SCHEMA = (
     """CREATE TABLE entries (
@@ -88,6 +91,8 @@ class Chain:
 
     def __init__(self, path: Path | None, *, read_only: bool = False):
         self.path, self._read_only = path, read_only
+        self._waiting: list[_Written] = []
+        self._keys: set[tuple[int, int]] = set()  # of all rows in memory: no token is spent twice
         # Not `mode=ro`: after a crash SQLite must be allowed to undo a half-written transaction before it reads.
         address = "file::memory:" if path is None else f"{path.resolve().as_uri()}?mode=rw"
         try:
@@ -114,6 +119,8 @@ class Chain:
 
     def execute(self, statement: str, parameters: tuple[Any, ...] = ()) -> list[Any]:
         """Run a statement to its end. Waits, with a message, while another process holds the lock."""
+        if self._waiting:
+            self._write_waiting()
         started, told = time.monotonic(), False
         while True:
             try:
@@ -142,6 +149,31 @@ class Chain:
                 self._connection.execute("ROLLBACK")
             raise
 
+    def add(self, rows: Iterable[tuple[int, int, Mapping[str, Any]]]) -> None:
+        """Add rows (run, step, content), all or none. Durable when this returns.
+
+        Those of memory, which end with the process in any case, become rows of the table when somebody looks at it: a statement of SQLite
+        takes as long as a small layer.
+        """
+        rows = list(rows)
+        keys = {(run, step) for run, step, _ in rows}
+        if self.path is None and len(keys) == len(rows) and keys.isdisjoint(self._keys):
+            moment = time.time()
+            self._waiting += [(moment, *row) for row in rows]
+            self._keys |= keys
+            return
+        with self.transaction():
+            self.extend(rows)
+
+    def _write_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        try:
+            with self.transaction():
+                self._insert(waiting)
+        except BaseException:
+            self._waiting = waiting
+            raise
+
     def append(self, run: int, step: int, content: Mapping[str, Any]) -> None:
         """Add a row; only inside a transaction."""
         self.extend([(run, step, content)])
@@ -151,11 +183,18 @@ class Chain:
 
         Numbers follow all that were ever given, so a deleted row leaves a gap.
         """
-        (head, given), written = self._end(), datetime.now(UTC).isoformat(timespec="milliseconds")
-        for number, (run, step, content) in enumerate(rows, start=given + 1):
+        moment = time.time()
+        self._insert([(moment, *row) for row in rows])
+
+    def _insert(self, rows: Sequence[_Written]) -> None:
+        head, given = self._end()
+        for number, (moment, run, step, content) in enumerate(rows, start=given + 1):
+            written = datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")
             text = _CONTENT.encode(content)
             head = _digest(head, number, run, step, text, written)
             self.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)", (number, run, step, text, written, head))
+            if self.path is None:
+                self._keys.add((run, step))
 
     def rows(self, run: int | None = None) -> Iterator[Row]:
         """All rows, or those of one run, oldest first; read in pieces so that nobody has to wait for a slow reader."""

@@ -195,8 +195,7 @@ class Ledger:
 
     def extend(self, charges: Mapping[int, Event], run: int) -> None:
         """Write down what several tokens are spent on: all of them, or none. Durable when this returns."""
-        with self._chain.transaction():
-            self._chain.extend((run, token, _encode(event)) for token, event in charges.items())
+        self._chain.add((run, token, _encode(event)) for token, event in charges.items())
 
     def claimed(self, run: int) -> str | None:
         """The last claim on a run."""

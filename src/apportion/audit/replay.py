@@ -52,6 +52,7 @@ from apportion.domain import Domain
 from apportion.errors import InvalidArgument, UnsupportedModel
 from apportion.execution import Execution, Mode
 from apportion.models.check import copy_model
+from apportion.models.memory import resolve_micro_batch
 from apportion.models.synthetic import without_dropout
 from apportion.planning import Plan, find_recipe, plan_steps
 from apportion.ranks import Ranks
@@ -218,6 +219,13 @@ def replay(
     sharded = find_start(model, ranks)
     subject_model, silenced = without_dropout(model if sharded is None else sharded.whole)  # masks would differ
     choice = _engine(engine, subject_model, None if loop else loss_fn, records)
+    declared = audited_plan(
+        recipe,
+        audited_budget(plan, recipe),
+        steps,
+        counted=not isinstance(plan, Plan) or plan.usable is not None,
+        norm=plan.norm if isinstance(plan, Plan) else None,
+    )
     subject = TrainingSubject(
         model=subject_model,
         loss_fn=loss_fn,
@@ -226,14 +234,11 @@ def replay(
         optimizer=optimizer or replayed_optimizer(recipe),
         lr=lr,
         scheduler=scheduler,
-        plan=audited_plan(
-            recipe,
-            audited_budget(plan, recipe),
-            steps,
-            counted=not isinstance(plan, Plan) or plan.usable is not None,
-            norm=plan.norm if isinstance(plan, Plan) else None,
+        plan=declared,
+        # Found once for all runs, which have the same model and number of records.
+        execution=resolve_micro_batch(
+            execution or Execution(), subject_model, choice, records.example[0], declared.expected_batch_size
         ),
-        execution=execution or Execution(),
         engine=choice,
         domain=expected_domain(None, subject_model, None if loop else loss_fn, records),
         views=records.views,

@@ -47,6 +47,9 @@ def differences(one: State, other: State) -> list[str]:
 
 def _write(state: State, path: str, value: Any, above: frozenset[int]) -> None:
     """Write `value` and what it holds into `state`. `above` are the objects that hold it, so that circles end."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
+        state[path] = repr(value)  # of a float the shortest text that gives the same float again
+        return
     if id(value) in above:
         return
     above |= {id(value)}
@@ -59,8 +62,6 @@ def _write(state: State, path: str, value: Any, above: frozenset[int]) -> None:
         state[path] = f"{value.dtype} {tuple(value.shape)} {_digest(raw)}"
     elif isinstance(value, np.ndarray):
         state[path] = f"{value.dtype} {value.shape} {_digest(value.tobytes())}"
-    elif value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
-        state[path] = repr(value)  # of a float the shortest text that gives the same float again
     elif isinstance(value, Mapping):
         state[path] = f"{len(value)} entries"
         for key, inner in value.items():

@@ -12,6 +12,7 @@ Edge cases, each with a test:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -125,8 +126,9 @@ def clip_and_sum(
     squares = squared_norms(records, releases)
     norms = release_norms(squares, releases)
     clips = None if clips is None else clips.to(norms[0].device)
-    finite = torch.stack([norm.isfinite() for norm in norms]).all(0)
-    if not finite.all():
+    finite = None
+    if not all(math.isfinite(norm.sum()) for norm in norms):  # otherwise, nearly always, there is nobody to leave out
+        finite = torch.stack([norm.isfinite() for norm in norms]).all(0)
         records.zero_records(~finite)
         if problems is not None:
             problems.count(NOT_FINITE, int((~finite).sum()))
@@ -134,16 +136,20 @@ def clip_and_sum(
     sums: dict[str | Statistic, Tensor] = {}
     for release, norm in zip(releases, norms, strict=True):
         if isinstance(release, ClippedSum):
-            weights |= dict.fromkeys(
-                group_names(release, list(squares)), torch.where(finite, clip_factors(release, norm, clips), 0.0)
-            )
+            factors = _of_finite(clip_factors(release, norm, clips), finite)
+            weights |= dict.fromkeys(group_names(release, list(squares)), factors)
         else:
-            sums[release] = torch.where(finite, statistic_terms(release, norm, clips), 0.0).sum(-1)
+            sums[release] = _of_finite(statistic_terms(release, norm, clips), finite).sum(-1)
     if frames.keys() != squares.keys():
         sums.update(records.weighted_sums(weights))
     for name, frame in frames.items():
         sums[name] = framed_weighted_sum(records, name, frame, weights[name])
     return sums
+
+
+def _of_finite(values: Tensor, finite: Tensor | None) -> Tensor:
+    """`values` with 0 for the records that are not finite; `None` stands for all of them."""
+    return values if finite is None else torch.where(finite, values, 0.0)
 
 
 def _frames_of(releases: Sequence[Noised]) -> dict[str, Frame]:
@@ -167,10 +173,14 @@ def squared_norms(records: Gradients, releases: Sequence[Noised]) -> dict[str, T
 
 def release_norms(squares: Mapping[str, Tensor], releases: Sequence[Noised]) -> list[Tensor]:
     """‖g_i‖ over the parameters of each release."""
-    return [
-        torch.stack([squares[name] for name in group_names(release, list(squares))]).sum(0).sqrt()
-        for release in releases
-    ]
+    return [_total([squares[name] for name in group_names(release, list(squares))]).sqrt() for release in releases]
+
+
+def _total(parts: Sequence[Tensor]) -> Tensor:
+    """Σ_k parts_k; of one or two without a copy of them."""
+    if len(parts) > 2:
+        return torch.stack(list(parts)).sum(0)
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
 def pooling_factors(records: Gradients, sums: Sequence[ClippedSum]) -> Tensor:

@@ -15,10 +15,11 @@ nothing works at all is found by the probe, on synthetic records, before anythin
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
@@ -35,14 +36,14 @@ from apportion.curator.foreign_code import contain_errors, watch_signals
 from apportion.curator.gradients.engine import Engine
 from apportion.curator.gradients.layer_use import full_precision
 from apportion.curator.gradients.losses import LossFunction
-from apportion.curator.gradients.model_walk import ModelWalk, devices_of, trained_parameters
+from apportion.curator.gradients.model_walk import Found, ModelWalk, devices_of, trained_parameters
 from apportion.curator.gradients.module_state import StatelessLoss
 from apportion.curator.individual_bounds import Floats, IndividualBounds, norm_ratios
 from apportion.curator.mechanisms import Mechanisms
 from apportion.curator.owners import Numbers, Owners, RecordOwners, Weigh, pooling_weights
 from apportion.curator.pooling import NOBODY, pool
 from apportion.curator.problems import FAILED, Problems
-from apportion.curator.randomness import KEY_BYTES, DrawStreams, Stream, poisson_sample
+from apportion.curator.randomness import KEY_BYTES, DrawStreams, Stream, poisson_sample, require_same_process
 from apportion.curator.reader import Batch, Piece, single_records
 from apportion.curator.records import Records, cut_evenly
 from apportion.curator.sieve import sieve
@@ -68,6 +69,9 @@ from apportion.releases import (
 )
 from apportion.request import Released, Request
 
+SUM_PIECE_NUMBERS = 1 << 18
+"""Numbers of a sum that are converted to float64 at a time, to be added: they stay in the caches."""
+
 
 class Charges(Protocol):
     """Whoever keeps the books: must refuse or record an event durably before it returns."""
@@ -91,7 +95,7 @@ class Draw:
     Args:
         request: what is answered.
         pieces: the batch in micro-batches.
-        walk: finds the parameters of the model.
+        found: the parts of the model.
         streams, mechanisms, owners: as of the curator, and the random bits of this draw.
         weigh: how records of a user are weighted before they are pooled; `None` if every record is a unit.
         clips: the factor s_p of the thresholds of these units; `None` if it is 1 for all.
@@ -104,7 +108,7 @@ class Draw:
         self,
         request: Request,
         pieces: Iterator[Piece],
-        walk: ModelWalk,
+        found: Found,
         streams: DrawStreams,
         mechanisms: Mechanisms,
         owners: Owners,
@@ -117,7 +121,6 @@ class Draw:
         self._request, self._mechanisms = request, mechanisms
         self._pieces, self._streams, self._problems, self._ranks = pieces, streams, problems, ranks
         self._owners, self._weigh, self._clips = owners, weigh, clips
-        found = walk.find()
         self._trained, self._devices = trained_parameters(found), devices_of(found)
         self._open_user = NOBODY
         self._sums: dict[str | Statistic, Tensor] = {
@@ -138,7 +141,7 @@ class Draw:
     @property
     def noised(self) -> tuple[Noised, ...]:
         """What of the request is computed in this process: all of it, unless the parameters are divided between several."""
-        return self._request.noised
+        return self.request.noised
 
     @property
     def released(self) -> bool:
@@ -149,11 +152,9 @@ class Draw:
         """The batch in pieces. It can be walked through once; an empty draw has no piece."""
         return self._pieces
 
-    @contextmanager
-    def secret_dropout(self) -> Iterator[None]:
+    def secret_dropout(self) -> AbstractContextManager[None]:
         """While a model runs, torch's generators toss from the draw's own secret stream; afterwards they are as they were before."""
-        with seeded_generators(int(self._streams.model.words(1)[0] >> 1), self._devices):
-            yield
+        return seeded_generators(int(self._streams.model.words(1)[0] >> 1), self._devices)
 
     def add(self, gradients: Gradients | Rows | None, members: Tensor, losses: Sequence[Tensor] = ()) -> None:
         """Clip the gradients of a micro-batch and add them to the sum: all, or none; or `SumLost`, which ends the draw.
@@ -187,7 +188,7 @@ class Draw:
             return {}
         sums = clip_and_sum(gradients, self.noised, self._clips(owners), self._problems)
         # a sum is finite only if all its terms are, and is much faster than to look at each
-        if not all(bool(part.sum().isfinite()) for part in sums.values()):
+        if not all(math.isfinite(part.sum()) for part in sums.values()):
             raise ArithmeticError("a product overflowed")  # nothing was added yet
         return sums
 
@@ -210,7 +211,10 @@ class Draw:
             part, earlier = sums.pop(key), self._sums.get(key)  # freed one by one: all are as large as the model
             if earlier is not None:
                 wide = with_float64(part)
-                self._sums[key] = earlier.to(wide.device).to(torch.float64).add_(wide)
+                self._sums[key] = total = earlier.to(wide.device).to(torch.float64).contiguous()
+                pieces = (one.flatten().split(SUM_PIECE_NUMBERS) for one in (total, wide))
+                for so_far, more in zip(*pieces, strict=True):  # as float64 a whole sum would be copied once more
+                    so_far.add_(more)
                 continue
             # Noise is written over a sum, and a released tensor is saved with all of its storage: no two may share one.
             storage = part.untyped_storage()
@@ -222,9 +226,10 @@ class Draw:
         """(Σ clipped + N(0, s²)) / expected batch size, once, over all ranks: each adds its share. After this the batch is gone."""
         if self._released:
             raise WrongOrder("this draw was released already: one request has one answer")
+        require_same_process(self._streams.process)
         self._released = True
-        with expected(self._ranks):
-            if self._weigh is not None:
+        if self._weigh is not None:
+            with expected(self._ranks):
                 self._add_last_user()
         self._ranks.arrive()
         sums = [release for release in self.noised if isinstance(release, ClippedSum)]
@@ -233,7 +238,9 @@ class Draw:
         for (release, name), answer in zip(asked, self._answers(asked), strict=True):
             parameter = self._trained[name]
             restored = answer if release.frame is None else release.frame.restored(name, answer)
-            gradient[name] = _strip_history(restored.to(parameter.dtype).to(parameter.device))
+            if restored.dtype != parameter.dtype or restored.device != parameter.device:
+                restored = restored.to(parameter.dtype).to(parameter.device)
+            gradient[name] = _strip_history(restored)
         counted = self._ranks.add_up(self._count(one) for one in self.request.statistics)
         statistics = [number for one in counted for number in one.view(-1).tolist()]
         return Released(self.request, gradient, tuple(statistics), self._ranks.choose(self._selected()))
@@ -261,7 +268,7 @@ class Draw:
         if exact.dtype != kept:
             exact = with_float64(exact).to(torch.float64)
         answer = self._add_noise(release, exact)
-        return answer.to(kept)
+        return answer if answer.dtype == kept else answer.to(kept)
 
     def _type_of_part(self, release: ClippedSum, parameter: torch.dtype) -> torch.dtype:
         """As what a part is added to those of other ranks: from public facts, so that all agree.
@@ -358,13 +365,14 @@ class Curator:
         self._walk = ModelWalk(engine.model)
         self._numbers = sum(parameter.numel() for parameter in trained_parameters(self._walk).values())
         self._loss: StatelessLoss | None = None
+        self._answerable: tuple[Request | None, list[str]] = None, []
         self._ranks = ranks
 
     def open(self, request: Request) -> Draw:
         """Charge `request`, then toss its coins. For loops that compute the gradients themselves."""
-        _require_priced_as_executed(request)
-        _require_all_parameters(request, trained_parameters(self._walk))
-        self._require_same_groups(request)
+        found = self._walk.find()
+        trained = trained_parameters(found)
+        self._require_answerable(request, trained)
         self._engine.sync_weights()
         size = self._execution.physical_batch(request.expected_batch_size)
         if self._views is not None:
@@ -384,7 +392,7 @@ class Curator:
         draw = self.draw_kind(
             request,
             pieces,
-            self._walk,
+            found,
             streams,
             self._mechanisms,
             owners,
@@ -525,6 +533,18 @@ class Curator:
             if attempt.failure:
                 self._problems.count_again(counted)
                 self._problems.count(FAILED, 1, attempt.text or attempt.failure)
+
+    def _require_answerable(self, request: Request, trained: Mapping[str, nn.Parameter]) -> None:
+        """Refuse what would not be executed as it is priced, or does not fit the model. A schedule asks the same object again and again:
+        that one is looked at once, unless it holds tensors, which may be written to, or other parameters learn."""
+        known, names = self._answerable
+        if request is known and names == [*trained]:
+            return
+        _require_priced_as_executed(request)
+        _require_all_parameters(request, trained)
+        self._require_same_groups(request)
+        if not request.holds_tensors:
+            self._answerable = request, [*trained]
 
     def _require_same_groups(self, request: Request) -> None:
         """Everybody is in one of the groups that the request is priced for: others would be clipped and drawn as nobody paid for."""

@@ -24,7 +24,7 @@ import _signal  # type: ignore[import-not-found]
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -42,9 +42,9 @@ class _SignalWatch:
         self._wrapped: dict[int, tuple[_Handler, _Handler]] = {}
 
     def begin(self) -> None:
-        for number in _SIGNALS:
-            original = _signal.getsignal(number)  # as `signal` does, without a name for each number
-            if callable(original):
+        # as `signal` asks, without a name for each number
+        for number, original in zip(_SIGNALS, map(_signal.getsignal, _SIGNALS), strict=True):
+            if original is not None and type(original) is not int:  # which stand for no handler of Python's
                 wrapper = self._wrapper(original)
                 self._wrapped[number] = original, wrapper
                 _signal.signal(number, wrapper)
@@ -102,11 +102,12 @@ class contain_errors:  # noqa: N801 - reads like `suppress`
 
     failure: str | None
     text: str
-    _watched: AbstractContextManager[None]
+    _watched: AbstractContextManager[None] | None
 
     def __enter__(self) -> contain_errors:
-        self._watched = nullcontext() if _current is not None else watch_signals()
-        self._watched.__enter__()
+        self._watched = None if _current is not None else watch_signals()
+        if self._watched is not None:
+            self._watched.__enter__()
         self._before = len(_current.raised) if _current is not None else 0
         return self
 
@@ -115,7 +116,8 @@ class contain_errors:  # noqa: N801 - reads like `suppress`
     ) -> bool:
         text = "" if error is None else _describe(error)
         outside = self._from_outside()
-        self._watched.__exit__(None, None, None)
+        if self._watched is not None:
+            self._watched.__exit__(None, None, None)
         if error is None:
             return False
         if outside is not None and outside is not error:

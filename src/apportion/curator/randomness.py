@@ -17,8 +17,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -42,6 +42,7 @@ NOISE_CHUNK_NUMBERS = 1 << 18
 _CHUNK = 1 << 15  # normals made at a time: the buffers stay in the cache, and memory does not grow with the model
 _SPARE = 1 << 10  # normals made beside what was asked for: the small parameters of a model then cost nothing
 _FROM_ZERO = CTR(bytes(16))
+_NONE: Floats = np.empty(0)
 _ZEROS = memoryview(bytes(8 * _CHUNK))  # encrypting zeros gives the key stream
 
 
@@ -56,12 +57,22 @@ class Stream:
     """An endless sequence of uniform 64-bit words, and what is made of them."""
 
     def __init__(self, key: bytes):
-        self._cipher: Any = Cipher(AES(key), _FROM_ZERO).encryptor()  # which can be neither copied nor pickled
-        self._spare: Floats = np.empty(0)
+        self._key = key
+        self._cipher: Any = None  # made for the first word: most draws have no use for some of their streams
+        self._spare: Floats = _NONE
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a stream can be neither copied nor pickled: two would give the same bits")
+
+    def _key_stream(self) -> Any:
+        if self._cipher is None:
+            self._cipher, self._key = Cipher(AES(self._key), _FROM_ZERO).encryptor(), b""
+        return self._cipher
 
     def words(self, count: int) -> Words:
         """The next `count` uniform 64-bit words."""
-        return np.frombuffer(self._cipher.update(bytes(8 * count)), dtype="<u8")
+        zeros = _ZEROS[: 8 * count] if count <= _CHUNK else bytes(8 * count)
+        return np.frombuffer(self._key_stream().update(zeros), dtype="<u8")
 
     def coins(self, count: int, probability: float) -> NDArray[np.bool_]:
         """`count` independent coins, each true with probability ⌊q·2⁶⁴⌋/2⁶⁴: never more than q."""
@@ -108,7 +119,7 @@ class Stream:
         places, layers = [], []
         for start in range(0, count, _CHUNK):
             part = result[start : start + _CHUNK]
-            self._cipher.update_into(_ZEROS[: 8 * len(part)], buffer)
+            self._key_stream().update_into(_ZEROS[: 8 * len(part)], buffer)
             undecided, their_layers = proposer.propose(buffer[: 8 * len(part)].view("<u8"), part)
             places.append(start + undecided)
             layers.append(their_layers)
@@ -140,6 +151,16 @@ class DrawStreams:
     noise: Stream
     model: Stream
     views: Stream
+    process: int = field(
+        default_factory=lambda: os.getpid(), kw_only=True
+    )  # asked anew, also where a test says who it is
+    """Where they were made."""
+
+
+def require_same_process(process: int) -> None:
+    """Refuse a copy, made by fork, of the process with this number."""
+    if os.getpid() != process:
+        raise WrongOrder("the process was forked during a private run: parent and child would add the same noise")
 
 
 class Randomness:
@@ -173,8 +194,7 @@ class Randomness:
 
     def next_draw(self) -> DrawStreams:
         """Streams that no other draw has had or will have."""
-        if os.getpid() != self._process:
-            raise WrongOrder("the process was forked during a private run: parent and child would add the same noise")
+        require_same_process(self._process)
         number = self._next_draw
         self._next_draw += 1
         return DrawStreams(*(self._stream(purpose, number) for purpose in PURPOSES))

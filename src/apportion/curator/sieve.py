@@ -29,7 +29,7 @@ def sieve(
     """
     arrived = 0
     for piece in pieces:
-        arrived += len(piece.members)
+        arrived += piece.members.shape[0]
         inside = within(piece, domain)
         if inside is not None and not bool(inside.all()):
             problems.count(OUTSIDE, int((~inside).sum()))

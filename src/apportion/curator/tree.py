@@ -47,6 +47,8 @@ def batch_size(tree: Any) -> int:
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """How a model is called with `inputs`: model(x), model(*x) or model(**x)."""
+    if isinstance(inputs, Tensor):
+        return (inputs,), {}
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     if isinstance(inputs, (tuple, list)):

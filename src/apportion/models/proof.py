@@ -39,6 +39,8 @@ from apportion.models.synthetic import fix_seed, model_device
 
 _PRIMES = (1283, 1289, 1291, 1297, 1301, 1303, 1307, 1319, 1321, 1327)
 """Beyond the largest micro-batch, so that no branch on a size lies between what is traced and what is run."""
+_COMPOSITE = 40320
+"""8! = 2⁷·3²·5·7, which groups of nearly any size divide, as they divide no prime: what counts in C does not say so (`math.gcd`)."""
 
 
 class CannotTrace(Exception):
@@ -79,7 +81,7 @@ class _TrustedKernel(torch.autograd.Function):
     def backward(context: Any, *gradients: Tensor) -> Any:
         tracer: RecordTracer = context.checker.tracer
         for gradient, place in zip(gradients, context.places, strict=True):
-            if gradient is not None and place_of(gradient) != place:
+            if tracer.known is None and gradient is not None and place_of(gradient) != place:
                 raise tracer.refuse("backward", "a gradient is not that of each record")
         needed = context.needs_input_grad[2:]
         made = [
@@ -158,7 +160,8 @@ class TraceExample:
 
 
 def trace_engine(model: nn.Module, choice: EngineChoice, example: TraceExample) -> Path:
-    """Trace B records, for two B, from `engine.forward` to the gradients that are left for each.
+    """Trace B records, for two B, from `engine.forward` to the gradients that are left for each. Where nothing looks at B, as far as can be
+    noticed, the path of a third B, which is no prime, must be the same too.
 
     Returns:
         The path that was taken; `CannotTrace` is raised if records may mix.
@@ -168,6 +171,8 @@ def trace_engine(model: nn.Module, choice: EngineChoice, example: TraceExample) 
     difference = paths[0].find_difference(paths[1]) or paths[1].find_difference(paths[0])
     if difference is not None:
         raise CannotTrace(difference, None)
+    if not paths[0].looks_at_count:
+        _trace(model, choice, example, _COMPOSITE, paths[0])
     return paths[0]
 
 
@@ -202,7 +207,7 @@ def require_same_control_flow(
     model: nn.Module, choice: EngineChoice, example: TraceExample, records: int, known: Path
 ) -> None:
     """Raise `CannotTrace` unless the forward pass of so many records takes the path that is known."""
-    _trace(model, choice, example, records, known)
+    _trace(model, choice, example, records, known, forward_only=True)
 
 
 def _choose_primes(model: nn.Module, record: Any) -> tuple[int, int]:
@@ -216,9 +221,15 @@ def _choose_primes(model: nn.Module, record: Any) -> tuple[int, int]:
 
 
 def _trace(
-    model: nn.Module, choice: EngineChoice, example: TraceExample, records: int, known: Path | None = None
+    model: nn.Module,
+    choice: EngineChoice,
+    example: TraceExample,
+    records: int,
+    known: Path | None = None,
+    *,
+    forward_only: bool = False,
 ) -> Path:
-    """The path of so many records; compared with the `known` one, if there is one, in the forward pass alone."""
+    """The path of so many records; compared with the `known` one, if there is one."""
     engine = _build(model, choice)
     outputs_alone = _run_modules_alone(engine, example.records)
     tracer = RecordTracer(records, apply_rule, model_device(engine.model), known)
@@ -233,7 +244,7 @@ def _trace(
     loss_fn = example.loss_fn if choice.losses_together else None
     try:
         with _name_running_modules(engine, tracer.modules), tracer.run():
-            _run_passes(engine, tracer, batch, targets, loss_fn)
+            _run_passes(engine, tracer, batch, targets, loss_fn, forward_only)
     except RecordsMayMix as error:
         module = tracer.refused_in[-1] if tracer.refused_in and tracer.stage == "model" else None
         shared = error.call if isinstance(error, _SharedInput) else None
@@ -273,12 +284,17 @@ def _run_modules_alone(engine: BuiltEngine, records: Any) -> dict[str, list[Any]
 
 
 def _run_passes(
-    engine: BuiltEngine, tracer: RecordTracer, batch: Any, targets: Any, loss_fn: LossFunction | None
+    engine: BuiltEngine,
+    tracer: RecordTracer,
+    batch: Any,
+    targets: Any,
+    loss_fn: LossFunction | None,
+    forward_only: bool,
 ) -> None:
     """The forward pass, the losses and the backward pass, each of which must leave the records in front."""
     outputs = engine.run(batch)
     _require_unchanged(engine, tracer)
-    if tracer.known is not None:
+    if forward_only:
         return
     _require_front("an output of the model", outputs, tracer)
     tracer.stage = "loss"
@@ -312,7 +328,8 @@ def _leaf_gradients(engine: BuiltEngine) -> list[Tensor]:
 
 
 def _require_front(what: str, tree: Any, tracer: RecordTracer) -> None:
-    for value in tree_leaves(tree):
+    """In a run that is compared with another one nothing has a place: what that one showed holds."""
+    for value in tree_leaves(tree) if tracer.known is None else ():
         if isinstance(value, Tensor) and place_of(value) != FRONT:
             raise tracer.refuse(what, "its rows are not records")
 

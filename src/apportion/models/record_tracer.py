@@ -21,8 +21,9 @@ the same tensors, must be the same but for sizes that are multiples of B. Such a
 whatever else is as long, cut or moved by it is refused, for its values would depend on B on one and the same path. Code that looks at B
 itself (`if len(x) > 100`) is noticed, because sizes are handed out as `RecordCount`s; what was shown then holds for the B's that were run,
 and a run with another B tells whether it takes the same path. A `RecordCount` is an `int`, and what is written in C reads it without asking
-(`range`, indices of lists, `math.gcd`): code that decides by those what to compute is not noticed. Nor is code that asks the clock, the
-operating system's entropy, generators of its own or what it has left behind outside the modules of the model.
+(`range`, indices of lists, `math.gcd`): code that decides by those what to compute is not noticed, but for what depends on divisors, which
+a run with a B that has many shows (`proof.py`). Nor is code noticed that asks the clock, the operating system's entropy, generators of its
+own or what it has left behind outside the modules of the model.
 """
 
 from __future__ import annotations
@@ -400,10 +401,12 @@ class RecordTracer(TorchDispatchMode):
             return tensor.meta.untyped_storage()._cdata in self._unordered
 
     def mark_count_seen(self) -> None:
-        """Somebody looks at the number of records: with another one, the path may be another one. Only forward passes are run again."""
+        """Somebody looks at the number of records: with another one, the path may be another one. Only forward passes of models are run
+        again, so losses and backward passes must not look."""
         self.path.looks_at_count = True
-        if self.passes_back:
-            raise self.refuse("backward", "it looks at the number of records in the batch")
+        if self.stage == "loss" or self.passes_back:
+            where = "the loss" if self.stage == "loss" else "backward"
+            raise self.refuse(where, "it looks at the number of records in the batch")
 
     def record_refusal(self, error: RecordsMayMix) -> RecordsMayMix:
         """Remember the first refusal, so that a model cannot catch it and go on otherwise."""

@@ -73,6 +73,8 @@ class VettedEngine:
         if state.find_change() is not None or writes != self._buffer_versions():
             self._build()
         self._together.sync_weights()
+        if self._is_another():
+            self._build()
         if self._alone is not None:
             self._alone.sync_weights()
 
@@ -80,10 +82,14 @@ class VettedEngine:
         self._kind = _batch_kind(inputs, self._walk.training_flags(), first=1)
         self._current = self._together if self._stay_apart(inputs) else self._reference_engine()
         try:
-            return self._current.forward(inputs, views)
+            outputs = self._current.forward(inputs, views)
         except OtherOutput:  # what would follow was not traced
-            self._current = self._reference_engine()
-            return self._current.forward(inputs, views)
+            pass
+        else:
+            if self._current is self._alone or not self._is_another():
+                return outputs
+        self._current = self._reference_engine()
+        return self._current.forward(inputs, views)
 
     def record_losses(self, loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
         """As the engine; one after the other where the loss could not be traced for targets of this kind."""
@@ -103,6 +109,10 @@ class VettedEngine:
                 self._losses[kind] = False
         return self._losses[kind]
 
+    def _is_another(self) -> bool:
+        """Whether the engine has made its copy of the model anew, which is then not the one that was traced."""
+        return isinstance(self._together, OnePass) and self._together.rebuilt
+
     def _buffer_versions(self) -> list[tuple[int, int]]:
         """Which buffers there are, and how often each was written to."""
         return [(id(buffer), buffer._version) for buffer in self._walk.find().buffers]
@@ -116,9 +126,11 @@ class VettedEngine:
     def _stay_apart(self, inputs: Any) -> bool:
         if self._choice.mode == "loop":
             return False
-        if not tensor_leaves(inputs) or not batch_size(inputs):
+        leaves = [inputs] if isinstance(inputs, Tensor) else tree_leaves(inputs)
+        first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
+        if first is None or not first.shape[0]:
             return True  # nobody is in it
-        if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in tree_leaves(inputs)):
+        if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
             return False
         kind = self._kind
         if kind not in self._records:

@@ -41,8 +41,8 @@ import torch
 from apportion.accounting.account import Account
 from apportion.accounting.chain import Chain, new_file
 from apportion.curator.curator import Curator, LossFunction
-from apportion.curator.randomness import KEY_BYTES, PURPOSES, DrawStreams, Stream
-from apportion.errors import BudgetExhausted, InvalidArgument, WrongOrder
+from apportion.curator.randomness import KEY_BYTES, PURPOSES, DrawStreams, Stream, require_same_process
+from apportion.errors import BudgetExhausted, InvalidArgument
 from apportion.event import Event
 from apportion.request import Released, Request
 from apportion.training.checkpoint import replace_file
@@ -176,8 +176,7 @@ class ExactCurator:
     def next_draw(self) -> DrawStreams:
         """Called by the curator after the charge."""
         assert self._current is not None
-        if os.getpid() != self._process:
-            raise WrongOrder("the process was forked during a private run: parent and child would add the same noise")
+        require_same_process(self._process)
         name = self._current.name
         return DrawStreams(*(self._stream(purpose, name) for purpose in PURPOSES))
 

@@ -107,7 +107,7 @@ def _of_numbers(function: _Elementwise) -> _Elementwise:
 
 def paired(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs and targets as (b, K), number beside number: (b,) against (b, 1) would otherwise become (b, b) without a word."""
-    rows, wanted = outputs.reshape(len(outputs), -1), targets.reshape(len(targets), -1)
+    rows, wanted = (one.flatten(1) if one.dim() > 1 else one.unsqueeze(1) for one in (outputs, targets))
     if rows.shape != wanted.shape:
         raise InvalidArgument(
             "targets",

@@ -16,6 +16,7 @@ from apportion.accounting.ledger import Ledger
 from apportion.budget import User
 from apportion.curator.curator import Curator, LossFunction
 from apportion.curator.gradients.engine import Engine, EngineChoice
+from apportion.curator.gradients.model_walk import trained_parameters
 from apportion.curator.owners import Owners, owners_of
 from apportion.curator.problems import Problems
 from apportion.curator.records import Records
@@ -183,7 +184,8 @@ def _require_valid(setup: Setup) -> None:
     require_plain_step(setup.optimizer)
     if setup.scheduler is not None:
         require_plain_scheduler(setup.scheduler, setup.optimizer)
-    require_same_parameters(setup.model if setup.shards is None else setup.shards.model, setup.optimizer)
+    updated = setup.model if setup.shards is None else setup.shards.model
+    require_same_parameters(trained_parameters(updated), setup.optimizer)
     _require_roles_fit(setup)
     require_individual_fits(setup)
     if not setup.randomness.private and (storage.resume or storage.recovery == "exact"):

@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from apportion import validate
-from apportion.curator.gradients.model_walk import ModelWalk, trained_parameters
+from apportion.curator.gradients.model_walk import trained_parameters
 from apportion.errors import InvalidArgument
 
 OptimizerFactory = Callable[..., Optimizer]
@@ -120,12 +120,12 @@ def clear_gradients(optimizer: Optimizer) -> None:
         parameter.grad = None
 
 
-def require_same_parameters(model: nn.Module | ModelWalk, optimizer: Optimizer) -> None:
-    """Refuse an optimiser that updates something else than the trained parameters of `model`.
+def require_same_parameters(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
+    """Refuse an optimiser that updates something else than these trained parameters.
 
     A parameter that is updated but neither clipped nor noised would leak; one that is noised but not updated wastes budget.
     """
-    trained = {id(parameter): name for name, parameter in trained_parameters(model).items()}
+    trained = {id(parameter): name for name, parameter in parameters.items()}
     updated = {id(p) for p in _parameters(optimizer) if p.requires_grad}
     if foreign := updated - trained.keys():
         raise InvalidArgument(

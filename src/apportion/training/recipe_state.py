@@ -60,6 +60,7 @@ class RecipeState:
         self._rates = update if isinstance(update, RatedUpdate) else None
         self._chooses = noise if isinstance(noise, FeedbackNoise) else None
         self._validates = noise if isinstance(noise, ValidatedNoise) else None
+        self._asked: Request | None = None
         self._noise = plan.begin_noise(self._shapes)
         self._clip = plan.clip.init(self._context(1))
         self._update = (
@@ -77,7 +78,8 @@ class RecipeState:
         """What is asked at a step of the plan."""
         context = self._context(step)
         question = None if self._asks is None else self._asks.ask(self._update, context)
-        return self.plan.request(context, self._clip, question)
+        self._asked = self.plan.request(context, self._clip, question, self._asked)
+        return self._asked
 
     def receive(self, released: Released, parameters: Tensors) -> Tensors | None:
         """Learn from an answer. Returns what the optimiser is given; if the update steers, the new weights, or `None` for the old ones."""
@@ -191,6 +193,8 @@ def _require_fitting(update: object, found: object, expected: object, method: st
 
 def _kinds(tensors: object) -> object:
     """What tensors must have in common with the parameters to take their place; `None` if they are none."""
-    if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
+    if type(tensors) is not dict and not isinstance(tensors, Mapping):
+        return None
+    if not all(isinstance(value, Tensor) for value in tensors.values()):
         return None
     return {name: (value.shape, value.dtype, value.device) for name, value in tensors.items()}

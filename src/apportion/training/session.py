@@ -205,10 +205,11 @@ class Session:
 
     def apply(self, released: Released) -> Entry:
         """Move the weights by what was released, let the strategies learn from it, write it down."""
-        require_same_parameters(self._walk, self.optimizer)
+        trained = trained_parameters(self._walk)
+        require_same_parameters(trained, self.optimizer)
         clear_gradients(self.optimizer)  # whatever was there before was not released
         answer = self._strategies.receive(released, self.weights.own())
-        learning_rate = self._steer(answer) if self._strategies.steering else self._optimize(answer or {})
+        learning_rate = self._steer(answer) if self._strategies.steering else self._optimize(answer or {}, trained)
         self._strategies.settle(released, self.weights.own())
         self.weights.settle()
         self._count_usable(released)
@@ -256,9 +257,8 @@ class Session:
         path = self.storage.path(PROBLEMS)
         return None if path is None else str(path)
 
-    def _optimize(self, gradients: Mapping[str, Tensor]) -> tuple[float, ...]:
-        """Hand a released gradient to the optimiser. Returns the learning rates."""
-        parameters = trained_parameters(self._walk)
+    def _optimize(self, gradients: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> tuple[float, ...]:
+        """Hand a released gradient to the optimiser of these parameters. Returns the learning rates."""
         for name, gradient in gradients.items():
             parameters[name].grad = self.weights.as_gradient(name, gradient)
         groups, rate = self.optimizer.param_groups, self._strategies.rate(self.step)

@@ -14,9 +14,11 @@ of the same record, so norms and sums are those of the whole record, and nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import Protocol
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cache
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +29,7 @@ MIN_EXACT_PRODUCT = 1e-32
 """Products below this are dropped. A float32 has all its digits down to 1e-38; the difference is room for later sums."""
 MAX_SAFE_FACTOR = 1e10
 """Larger factors could magnify the rounding errors of the smallest products until they matter."""
+_AS_IT_IS = nullcontext()
 CHUNK_NUMBERS = 1 << 20
 """Numbers in one temporary, for each thread: 4 MiB of float32 stay in the caches."""
 
@@ -63,13 +66,19 @@ class LayerUse(Protocol):
         ...
 
 
-@contextmanager
-def full_precision() -> Iterator[None]:
+def full_precision() -> AbstractContextManager[Any]:
     """For norms and sums: without autograd, and without `torch.autocast`, which would compute products in bfloat16."""
+    enabled = [kind for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)]
+    if enabled:
+        return _without_autocast(enabled)
+    return torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS  # as in a backward pass
+
+
+@contextmanager
+def _without_autocast(kinds: Iterable[str]) -> Iterator[None]:
     with torch.no_grad(), ExitStack() as stack:
-        for kind in ("cpu", "cuda", "mps"):
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
+        for kind in kinds:
+            stack.enter_context(torch.autocast(kind, enabled=False))
         yield
 
 
@@ -86,7 +95,15 @@ def upcast_half(values: Tensor) -> Tensor:
 
 def cast_weights(weights: Tensor, values: Tensor) -> Tensor:
     """Clipping weights in the type of `values`. One that would lose digits there is 0: rounded up, it would clip too little."""
-    return torch.where(weights.abs() < torch.finfo(values.dtype).tiny, 0.0, weights).to(values.dtype).to(values.device)
+    kept = torch.nn.functional.hardshrink(weights, _largest_lost(values.dtype))
+    # with the type and the device in one call torch would convert on the other device, which may have no float64
+    return kept.to(values) if kept.device == values.device else kept.to(values.dtype).to(values.device)
+
+
+@cache
+def _largest_lost(dtype: torch.dtype) -> float:
+    """The largest float64 that has lost digits in `dtype`."""
+    return math.nextafter(torch.finfo(dtype).tiny, 0.0)
 
 
 def scale_rows(weights: Tensor, values: Tensor, partner: Tensor | None) -> Tensor:
@@ -112,7 +129,10 @@ def is_safe_factor(values: Tensor) -> bool:
 
 def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
     """Σ_i w_i·rows_i."""
-    total: Tensor = torch.tensordot(cast_weights(weights, rows), rows, dims=1)
+    kept = cast_weights(weights, rows)
+    if rows.dim() == 2 and rows.shape[1] > 1:  # what `tensordot` comes to, after several times as long
+        return (kept.unsqueeze(0) @ rows).view(-1)
+    total: Tensor = torch.tensordot(kept, rows, dims=1)
     return total
 
 

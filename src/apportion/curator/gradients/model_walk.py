@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -55,7 +54,7 @@ class ModelWalk:
         modules = self._found.modules.values()
         self._watched = all(map(_is_watchable, modules))
         self._registers = [
-            (own, name, register, list(register), list(register.values()))
+            (own, name, register, [*register], [*map(id, register.values())])
             for own in map(vars, modules if self._watched else ())
             for name in _REGISTERS
             for register in [own[name]]
@@ -64,20 +63,22 @@ class ModelWalk:
     def _is_same(self) -> bool:
         if not self._watched:
             return False
-        for own, name, register, names, values in self._registers:
-            if own[name] is not register or len(register) != len(names):
+        for own, name, register, names, identities in self._registers:
+            if own[name] is not register:
                 return False
-            if names and not (all(map(is_, register, names)) and all(map(is_, register.values(), values))):
+            # what was found is kept, so that nothing else can have its identity
+            if (register or names) and ([*register] != names or [*map(id, register.values())] != identities):
                 return False
         return True
 
 
 def trained_parameters(model: nn.Module | ModelWalk | Found) -> dict[str, nn.Parameter]:
     """The parameters that learn, each once even if it is tied, in the order of the model."""
-    if isinstance(model, nn.Module):
-        found: Mapping[str, nn.Parameter] = _parameters(model)
+    found: Mapping[str, nn.Parameter]
+    if isinstance(model, Found):
+        found = model.parameters
     else:
-        found = (model.find() if isinstance(model, ModelWalk) else model).parameters
+        found = model.find().parameters if isinstance(model, ModelWalk) else _parameters(model)
     return {name: parameter for name, parameter in found.items() if parameter.requires_grad}
 
 

@@ -90,7 +90,9 @@ class ModuleState:
                 ):
                     return module, f"attribute {name}"
         for module, container, content in self._containers:
-            if len(container) != len(content) or not all(map(_equal, _items(container), _items(content))):
+            if not _same_items(container, content) and (
+                len(container) != len(content) or not all(map(_equal, _items(container), _items(content)))
+            ):
                 return module, f"{type(container).__name__} in an attribute"
         for module, buffer, before_bytes in self._buffers:
             if not _same_bytes(buffer, before_bytes):
@@ -109,7 +111,7 @@ class ModuleState:
                 for name in now.keys() - before.keys() - {"training"}:
                     del now[name]
         for register, content in self._registers:
-            if not register and not content:  # most are for hooks that nobody has
+            if not (register or content):  # most are for hooks that nobody has
                 continue
             if len(register) != len(content) or not all(
                 map(is_, map(register.get, content, repeat(_MISSING)), content.values())
@@ -117,9 +119,7 @@ class ModuleState:
                 register.clear()
                 register.update(content)
         for _, container, content in self._containers:
-            if len(container) != len(content) or not all(
-                one is other for one, other in zip(_items(container), _items(content), strict=True)
-            ):
+            if not _same_items(container, content):
                 container.clear()
                 (container.update if isinstance(container, (dict, set)) else container.extend)(content)
         for _, buffer, before_bytes in self._buffers:
@@ -132,6 +132,8 @@ class ModuleState:
                         delattr(value, name)
                 elif getattr(value, name, _MISSING) is not before_value:
                     object.__setattr__(value, name, before_value)
+        if not self._tensors:
+            return
         with torch.no_grad():
             for tensor, room, values in self._tensors:
                 if _storage_address(tensor) != _storage_address(room) or tensor.shape != room.shape:
@@ -221,6 +223,13 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 def _items(container: Any) -> list[Any]:
     return [part for pair in container.items() for part in pair] if isinstance(container, dict) else list(container)
+
+
+def _same_items(container: Any, content: Any) -> bool:
+    """Whether these hold the same objects in the same order."""
+    if len(container) != len(content) or not all(map(is_, container, content)):
+        return False
+    return not isinstance(container, dict) or all(map(is_, container.values(), content.values()))
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -41,7 +41,7 @@ def _written_out(names: Mapping[str, str], normalised: Callable[[], Tensor], sum
 
     def compute(gradient: Tensor) -> dict[str, Tensor]:
         positions = tuple(range(gradient.dim())[summed])
-        parts = {"bias": lambda: gradient, "weight": lambda: gradient * normalised()}
+        parts = {"bias": lambda: gradient, "weight": lambda: normalised().mul_(gradient)}
         return {own: parts[own]().sum(positions) if positions else parts[own]() for own in names}
 
     return MaterialisedUse(names, compute)

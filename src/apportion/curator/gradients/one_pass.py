@@ -82,28 +82,31 @@ class RecordGradients:
     def __init__(self, uses: list[LayerUse], shapes: Mapping[str, Tensor], records: int):
         self._shapes, self._records = shapes, records
         counted = [name for use in uses for name in use.names.values()]
-        self._shared = {name for name in counted if counted.count(name) > 1}
+        distinct = set(counted)
+        self._shared = {name for name in distinct if counted.count(name) > 1} if len(distinct) < len(counted) else set()
         self._uses = uses
-        self._unused = set(shapes) - set(counted)
+        self._unused = shapes.keys() - distinct
 
     def squared_norms(self) -> dict[str, Tensor]:
         """‖g_i‖² for each parameter, (b,), in float64."""
         norms: dict[str, Tensor] = {}
         for use in self._uses:
-            if set(use.names.values()) - self._shared:
+            if not self._shared or set(use.names.values()) - self._shared:
                 norms.update(use.squared_norms())
         for name in self._shared:  # norms of sums do not add up: the rows are added first
             parts = [squared_row_norms(self.rows(name, part)) for part in self._chunks(name)]
             norms[name] = torch.cat(parts)
         for name in self._unused:
             norms[name] = with_float64(self._shapes[name].new_zeros(self._records))
-        return {name: norms[name].double() for name in self._shapes}
+        return {
+            name: norms[name] if norms[name].dtype == torch.float64 else norms[name].double() for name in self._shapes
+        }
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Σ_i w_i·g_i for each parameter."""
         sums: dict[str, Tensor] = {}
         for use in self._uses:
-            if set(use.names.values()) - self._shared:
+            if not self._shared or set(use.names.values()) - self._shared:
                 sums.update(use.weighted_sums(weights))
         for name in self._shared:  # of the rows whose norms were taken: sums of single uses would round differently
             parts = [weighted_sum(weights[name][part], self.rows(name, part)) for part in self._chunks(name)]
@@ -197,6 +200,8 @@ class OnePass:
     """While the engine is traced (`proof.py`), checks everything whose rows must belong to one record each."""
     proved_outputs: Mapping[str, list[Any]] | None = None
     """Of what kind the outputs of modules that run alone were when records were traced, by module and call; `None` if that is not known."""
+    rebuilt = False
+    """Whether the scratch copy was made anew since, from the model as it was then: nothing that was shown of this engine holds any more."""
 
     def __init__(
         self,
@@ -366,30 +371,37 @@ class OnePass:
         Micro-batches detect changes themselves, except those made through `parameter.data`, which leave no trace.
         """
         self._copied = []
-        self._writes = _count_writes(self._walk.find())
-        self._sync()
+        found = self._structure.require_same()
+        self._writes = _count_writes(found)
+        self._take_over(found)
 
     def _sync(self) -> None:
-        found = self._structure.require_same()
+        self._take_over(self._structure.require_same())
+
+    def _take_over(self, found: Found) -> None:
         if self._lent and self._writes != _count_writes(found):
             raise UnsupportedModel("the model writes to its own weights when it is run. Leave that to the optimizer")
         try:
             self._copy_state(found)
         except Exception:  # what a module made of its copy cannot be undone
             self._build()
+            self.rebuilt = True
             self._copy_state(found)
 
     def _copy_state(self, found: Found) -> None:
         self.module_state.restore()
-        with torch.no_grad():
-            for copied, original in zip(self._copies.buffers, found.buffers, strict=True):
-                if not torch.equal(copied, original):  # autograd may have kept it for a pass that was set aside
-                    copied.copy_(original)
-            if not self._copied or self._copied != self._state(found):  # equal for the further micro-batches of a step
-                if not self._lent:
+        state = self._state(found) if self._copied else []
+        written = not state or self._copied != state  # not for the further micro-batches of a step
+        if written or found.buffers:
+            with torch.no_grad():
+                for copied, original in zip(self._copies.buffers, found.buffers, strict=True):
+                    if not torch.equal(copied, original):  # autograd may have kept it for a pass that was set aside
+                        copied.copy_(original)
+                if written and not self._lent:
                     for copied, original in self._weights(found):
                         copied.copy_(original)
-                self._copied = self._state(found)
+        if written:
+            self._copied = self._state(found)
         for own, module in zip(self._copies.modules.values(), found.modules.values(), strict=True):
             if own.training != module.training:  # torch takes longer to set a flag than to look at it
                 own.training = module.training

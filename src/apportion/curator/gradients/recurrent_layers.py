@@ -61,6 +61,7 @@ class TimeProducts:
         self._gradients = _by_record(gradients, views)
         self._inputs = [(names[own], _by_record(value, views)) for own, value in inputs.items() if own in names]
         self._biases = [names[own] for own in biases if own in names]
+        self._totals: Tensor | None = None
 
     def kernels(self) -> set[str]:
         return {self._kernel(inputs) for _, inputs in self._inputs}
@@ -79,7 +80,7 @@ class TimeProducts:
                 case _:
                     yield name, materialised_norms(inputs, self._gradients)
         if self._biases:
-            norms = squared_row_norms(self._gradients.sum(1))
+            norms = squared_row_norms(self._bias_rows())
             yield from ((name, norms) for name in self._biases)
 
     def weighted_sums(self, weights: Mapping[str, Tensor]) -> NamedTensors:
@@ -88,8 +89,7 @@ class TimeProducts:
             product = scale_rows(weights[name], inputs, self._gradients).transpose(0, 1)
             yield name, self._gradients.transpose(0, 1).flatten(0, 1).T @ product.flatten(0, 1)
         if self._biases:
-            totals = self._gradients.sum(1)
-            yield from ((name, weighted_sum(weights[name], totals)) for name in self._biases)
+            yield from ((name, weighted_sum(weights[name], self._bias_rows())) for name in self._biases)
 
     def rows(self, records: slice) -> NamedTensors:
         for name, inputs in self._inputs:
@@ -97,8 +97,14 @@ class TimeProducts:
         for name in self._biases:
             yield name, self._gradients[records].sum(1)
 
+    def _bias_rows(self) -> Tensor:
+        """Σ_t β_t, for the norms and again for the sums."""
+        if self._totals is None:
+            self._totals = self._gradients.sum(1)
+        return self._totals
+
     def zero_records(self, records: Tensor) -> None:
-        self._gradients = zero_rows(records, self._gradients)
+        self._gradients, self._totals = zero_rows(records, self._gradients), None
         self._inputs = [(name, zero_rows(records, inputs)) for name, inputs in self._inputs]
 
 

@@ -41,8 +41,10 @@ def squared_row_norms(values: Tensor) -> Tensor:
     if whole:
         pieces = flat[:, :whole].unflatten(1, (-1, MAX_FLOAT32_TERMS))
         total += with_float64(torch.linalg.vector_norm(pieces, dim=2)).double().square().sum(1)
-    underflowed = (total < UNDERFLOW_LIMIT).nonzero()[:, 0]
-    if len(underflowed) and values.dtype != torch.float64:
+    if values.dtype == torch.float64 or not total.numel() or total.amin().item() >= UNDERFLOW_LIMIT:
+        return total
+    underflowed = (total < UNDERFLOW_LIMIT).nonzero()[:, 0]  # none, if it was NaN that is not above the limit
+    if underflowed.numel():
         total[underflowed] = torch.linalg.vector_norm(
             with_float64(flat[underflowed]), dim=1, dtype=torch.float64
         ).square()

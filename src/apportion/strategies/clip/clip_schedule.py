@@ -28,7 +28,7 @@ class ClipSchedule(Grouped, ABC):
         return None
 
     def propose(self, state: None, context: Context) -> tuple[ClippedSum, ...]:
-        groups = len(self.split(context))
+        groups = 1 if self.groups == "flat" else len(self.split(context))
         return self.clipped_sums(context, [self.threshold_at(context) / math.sqrt(groups)] * groups)
 
     def observe(self, state: None, released: Released) -> None:

@@ -19,6 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, Literal, cast, get_args
 
 from apportion.errors import InvalidArgument
@@ -100,6 +101,10 @@ class Grouped(Checked):
             share: what all of them together may use of the step's budget.
             options: further arguments of every `ClippedSum`.
         """
+        # floats alone are taken from the cache: a tensor that was written to since would be found again
+        make = ClippedSum if options or any(type(one) is not float for one in thresholds) else _plain_sum
+        if self.groups == "flat":  # one group has all of the share
+            return tuple(make(threshold, None, share, **options) for threshold in thresholds)
         groups = self.split(context)
         weights = {
             "equal": [1.0 for _ in groups],
@@ -108,9 +113,15 @@ class Grouped(Checked):
         }[self.allocation]
         total = math.fsum(weights)
         return tuple(
-            ClippedSum(threshold, group.names, share * weight / total, **options)
+            make(threshold, group.names, share * weight / total, **options)
             for group, threshold, weight in zip(groups, thresholds, weights, strict=True)
         )
+
+
+@lru_cache(maxsize=64)
+def _plain_sum(threshold: float, names: tuple[str, ...] | None, share: float) -> ClippedSum:
+    """The same object for the same sum, which is checked once: most schedules ask for it again and again."""
+    return ClippedSum(threshold, names, share)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
