@@ -59,8 +59,11 @@ def cnn(data: DataSet, activation: Activation) -> nn.Module:
 
 
 class CharacterModel(nn.Module):
-    """Embedding, one LSTM, and a linear layer on its state after the last character. Padding (character 0) behind it does not count: what an
-    LSTM has read fades while it reads on. No value decides what is computed, so that records are proved to stay apart."""
+    """Embedding, one LSTM, and a linear layer on its state after the last character.
+
+    Padding (character 0) behind it does not count: what an LSTM has read fades while it reads on. No value decides what is computed, so
+    that records are proved to stay apart.
+    """
 
     def __init__(self, vocabulary: int, classes: int, width: int = 32, hidden: int = 64):
         super().__init__()
