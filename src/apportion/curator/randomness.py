@@ -151,10 +151,8 @@ class DrawStreams:
     noise: Stream
     model: Stream
     views: Stream
-    process: int = field(
-        default_factory=lambda: os.getpid(), kw_only=True
-    )  # asked anew, also where a test says who it is
-    """Where they were made."""
+    process: int = field(default_factory=lambda: os.getpid(), kw_only=True)
+    """Where they were made. `os.getpid` is looked up at every draw, so that a test can say who asks."""
 
 
 def require_same_process(process: int) -> None:
